@@ -1,0 +1,76 @@
+"""A refusal is a value: what the caller is told, and with which status.
+
+The table is the outside contract; README's table of refusals is tested against it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: code -> (HTTP status, OpenAI error type). The codes and statuses are the contract.
+CODES: dict[str, tuple[int, str]] = {
+    "invalid_api_key": (401, "authentication_error"),
+    "tenant_disabled": (403, "permission_error"),
+    "model_not_allowed": (403, "permission_error"),
+    "region_not_allowed": (403, "permission_error"),
+    "context_length_exceeded": (400, "invalid_request_error"),
+    "ledger_unavailable": (503, "service_unavailable_error"),
+    "param_not_allowed": (400, "invalid_request_error"),
+    "invalid_request_error": (400, "invalid_request_error"),
+    "route_not_served": (404, "not_found_error"),
+    "upstream_error": (502, "upstream_error"),
+    "upstream_auth": (502, "upstream_error"),
+    "upstream_rate_limited": (429, "rate_limit_error"),
+    "gateway_error": (503, "service_unavailable_error"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a call is not served.
+
+    Attributes:
+        code: A key of `CODES`.
+
+        message: For the caller; never holds a key, a prompt, an address or a provider's words.
+
+        param: The field or header at fault, where there is one.
+
+        retry_after: Whole seconds until trying again can help; None when it cannot be known.
+    """
+
+    code: str
+    message: str
+    param: str | None = None
+    retry_after: int | None = None
+
+    @property
+    def status(self) -> int:
+        return CODES[self.code][0]
+
+    @property
+    def type(self) -> str:
+        return CODES[self.code][1]
+
+
+def invalid_api_key() -> Refusal:
+    """Return the one refusal for every key that does not open anything, whatever the reason."""
+    return Refusal("invalid_api_key", "The API key is not valid.")
+
+
+def model_not_allowed() -> Refusal:
+    """Return the one refusal for a model that is not granted, whether or not it exists."""
+    return Refusal("model_not_allowed", "This key may not use the requested model.", param="model")
+
+
+def ledger_unavailable() -> Refusal:
+    return Refusal(
+        "ledger_unavailable",
+        "The gateway cannot check this call right now. Nothing was sent to a provider.",
+        retry_after=5,
+    )
+
+
+def gateway_error() -> Refusal:
+    """Return the fixed text for a fault of our own; the cause goes to the log only."""
+    return Refusal("gateway_error", "The gateway could not handle this call.")
