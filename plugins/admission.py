@@ -1,0 +1,244 @@
+"""Whether a request may enter: who asks, for what, and who may serve it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from urllib.parse import parse_qsl
+
+import orjson
+
+from plugins import tokens
+from plugins.inflight import InFlight
+from plugins.keeper import Keeper
+from plugins.policy.call import Call, Limits, read_call, unreadable_text
+from plugins.policy.identity import Key
+from plugins.policy.plan import Catalog, Plan, make_plan
+from plugins.policy.refusal import Refusal, gateway_error, invalid_api_key, ledger_unavailable
+from plugins.policy.routes import Route
+
+#: A client that is refused may finish sending, up to so many times the largest body.
+_DRAIN_FACTOR = 4
+
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+_CLIENT_LEFT = Refusal("invalid_request_error", "The client left while sending.")
+
+
+class Incoming:
+    """The body of one request: read once, never past its end."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._complete = False
+
+    async def read(self, limit: int) -> bytes | Refusal | None:
+        """Return the body; None when it is longer than *limit* bytes."""
+        chunks: list[bytes] = []
+        size = 0
+        while not self._complete:
+            chunk = await self._next()
+            if chunk is None:
+                return _CLIENT_LEFT
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > limit:
+                return None
+        return b"".join(chunks)
+
+    async def drain(self, limit: int) -> None:
+        """Read and forget the rest, up to *limit* bytes.
+
+        A client that is refused while it still sends would otherwise see a broken
+        connection in place of the answer.
+        """
+        size = 0
+        while not self._complete and size <= limit:
+            chunk = await self._next()
+            if chunk is None:
+                return
+            size += len(chunk)
+
+    async def _next(self) -> bytes | None:
+        """Return the next piece; None when the client has left."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self._complete = True
+            return None
+        self._complete = not message.get("more_body", False)
+        body: bytes = message.get("body", b"")
+        return body
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    entry: InFlight
+    body: bytes
+
+
+class Admission:
+    """Decides on the snapshot in memory; no call costs a query."""
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        catalog: Catalog,
+        limits: Limits,
+        *,
+        now: Callable[[], datetime],
+        sound: Callable[[], bool],
+    ) -> None:
+        """Take what decides; *sound* says whether the boot check has passed."""
+        self._keeper = keeper
+        self._catalog = catalog
+        self._limits = limits
+        self._now = now
+        self._sound = sound
+
+    def ready(self) -> bool:
+        return self._sound() and self._keeper.current() is not None
+
+    async def admit(
+        self, route: Route, scope: MutableMapping[str, Any], incoming: Incoming
+    ) -> Admitted | Refusal:
+        """Return the call to forward, or why it is refused.
+
+        Notes in *scope* whose call it is, as far as that was found out, for the metrics.
+        """
+        headers = _headers(scope["headers"])
+        if isinstance(headers, Refusal):
+            return headers
+        key = self._identify(headers)
+        if isinstance(key, Refusal):
+            return key
+        scope["wicketgate"] = (key.tenant.name, None)
+        problem = _query_problem(scope["query_string"])
+        if problem is not None:
+            return problem
+        if route.fields is None:
+            return Admitted(InFlight(key, None, None), b"")
+        body = await self._body(headers, incoming)
+        if isinstance(body, Refusal):
+            return body
+        read = self._read(route, headers, body)
+        if isinstance(read, Refusal):
+            return read
+        call, cleaned = read
+        if call.model in self._catalog.groups:
+            scope["wicketgate"] = (key.tenant.name, call.model)
+        plan = await self._plan(call, key, cleaned, len(body))
+        if isinstance(plan, Refusal):
+            return plan
+        return Admitted(InFlight(key, call, plan), orjson.dumps(cleaned))
+
+    def _identify(self, headers: Mapping[str, str]) -> Key | Refusal:
+        if not self._sound():
+            return gateway_error()
+        snapshot = self._keeper.current()
+        if snapshot is None:
+            return ledger_unavailable()
+        secret = _secret(headers)
+        return invalid_api_key() if secret is None else snapshot.identify(secret, self._now())
+
+    def still_valid(self, key: Key) -> Key | Refusal:
+        """Return *key* as it stands now, for a door that runs a moment later."""
+        snapshot = self._keeper.current()
+        if snapshot is None:
+            return ledger_unavailable()
+        return snapshot.look_again(key, self._now())
+
+    async def _body(self, headers: Mapping[str, str], incoming: Incoming) -> bytes | Refusal:
+        kind = headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            return Refusal(
+                "invalid_request_error",
+                "Send the body as JSON, with the header 'Content-Type: application/json'.",
+                param="content-type",
+            )
+        if headers.get("content-encoding", "identity") != "identity":
+            return Refusal(
+                "invalid_request_error", "Send the body uncompressed.", param="content-encoding"
+            )
+        announced = headers.get("content-length", "")
+        if announced.isdecimal() and int(announced) > self._limits.max_body_bytes:
+            return self._too_large()
+        body = await incoming.read(self._limits.max_body_bytes)
+        return self._too_large() if body is None else body
+
+    def _too_large(self) -> Refusal:
+        return Refusal(
+            "invalid_request_error",
+            f"The body is larger than {self._limits.max_body_bytes} bytes.",
+        )
+
+    def _read(
+        self, route: Route, headers: Mapping[str, str], body: bytes
+    ) -> tuple[Call, dict[str, Any]] | Refusal:
+        try:
+            document = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            return Refusal("invalid_request_error", "The body is not valid JSON.")
+        return unreadable_text(document) or read_call(route, headers, document, self._limits)
+
+    async def _plan(
+        self, call: Call, key: Key, body: Mapping[str, Any], size: int
+    ) -> Plan | Refusal:
+        plan = make_plan(call, key.tenant.grants, self._catalog)
+        if isinstance(plan, Refusal):
+            return plan
+        smallest = min(
+            (limit for id_, limit in self._catalog.context.items() if id_ in plan.deployments),
+            default=None,
+        )
+        # A token has at least one byte: a short body fits without being counted.
+        if smallest is None or size <= smallest:
+            return plan
+        prompt_tokens = await asyncio.to_thread(tokens.estimate, body)
+        return make_plan(call, key.tenant.grants, self._catalog, prompt_tokens)
+
+    async def drain(self, incoming: Incoming) -> None:
+        await incoming.drain(_DRAIN_FACTOR * self._limits.max_body_bytes)
+
+
+def _headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str] | Refusal:
+    """Return the headers as text; two of one name that we read are refused."""
+    headers: dict[str, str] = {}
+    for name_bytes, value_bytes in raw:
+        name = name_bytes.decode("latin-1").lower()
+        if name in headers and name in _SINGLE:
+            return Refusal("invalid_request_error", f"The header '{name}' came twice.", param=name)
+        try:
+            headers[name] = value_bytes.decode("utf-8")
+        except UnicodeDecodeError:
+            headers[name] = value_bytes.decode("latin-1")
+    return headers
+
+
+_SINGLE = frozenset(
+    {"authorization", "x-api-key", "content-type", "content-length", "content-encoding",
+     "x-data-class", "x-task-type", "x-task-id", "x-max-cost-usd"}
+)  # fmt: skip
+
+
+def _secret(headers: Mapping[str, str]) -> str | None:
+    """Return the key that was sent; None when there is none, or two that differ."""
+    sent = set()
+    scheme, _, bearer = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        sent.add(bearer.strip())
+    if "x-api-key" in headers:
+        sent.add(headers["x-api-key"].strip())
+    return sent.pop() if len(sent) == 1 else None
+
+
+def _query_problem(query: bytes) -> Refusal | None:
+    names = {name for name, _ in parse_qsl(query.decode("latin-1"), keep_blank_values=True)}
+    if "model" in names:
+        return Refusal(
+            "param_not_allowed", "Name the model in the body, not in the query.", param="model"
+        )
+    return None

@@ -1,0 +1,97 @@
+"""Door: no attempt leaves for a deployment outside the plan, by whatever road.
+
+Each hook fails closed: a call without our marker, an unknown deployment, or a fault of our
+own stops the call inside LiteLLM, before a byte has left.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litellm.integrations.custom_logger import CustomLogger
+
+from plugins import inflight, runtime, seam
+from plugins.inflight import InFlight
+from plugins.policy.refusal import Refusal, gateway_error, invalid_api_key, model_not_allowed
+from plugins.telemetry import metrics
+
+running = runtime.get()
+
+
+class RouterHooks(CustomLogger):
+    # LiteLLM calls a pre-call hook only if it stands in the class's own namespace.
+    async def async_pre_call_hook(
+        self, user_api_key_dict: Any, cache: Any, data: dict[str, Any], call_type: Any
+    ) -> dict[str, Any]:
+        """Put the planned models in place of whatever LiteLLM read from the request."""
+        with metrics.timed("pre"), seam.client_safe("routing"):
+            entry = inflight.current()
+            if entry is None or entry.call is None or entry.plan is None:
+                raise _stop(entry, invalid_api_key())
+            if data.get("model") != entry.call.model:
+                raise _stop(entry, model_not_allowed())
+            seam.mark(data, entry.id)
+            data["model"], *fallbacks = entry.plan.models
+            seam.set_fallbacks(data, fallbacks)
+            return data
+
+    async def async_filter_deployments(
+        self,
+        model: str,
+        healthy_deployments: list[Any],
+        messages: list[Any] | None,
+        request_kwargs: dict[str, Any] | None = None,
+        parent_otel_span: Any = None,
+    ) -> list[dict[str, Any]]:
+        """Keep the deployments of the plan; LiteLLM goes on to the next group when none is left."""
+        with metrics.timed("filter"), seam.client_safe("routing"):
+            entry = inflight.by_marker(seam.marker_of(request_kwargs or {}))
+            if entry is None or entry.plan is None:
+                raise seam.Stop()
+            allowed = entry.plan.deployments
+            return [d for d in healthy_deployments if seam.listed_id(d) in allowed]
+
+    async def async_pre_call_deployment_hook(
+        self, kwargs: dict[str, Any], call_type: Any
+    ) -> dict[str, Any]:
+        """Let one attempt leave, pinned to its deployment's own destination and account."""
+        with metrics.timed("attempt"), seam.client_safe("routing"):
+            entry = inflight.by_marker(seam.marker_of(kwargs))
+            identifier = seam.deployment_id(kwargs)
+            deployment = running.deployments.get(identifier or "")
+            trusted = running.trusted.get(identifier or "")
+            if entry is None or entry.plan is None or entry.call is None:
+                raise _stop(entry, invalid_api_key())
+            if deployment is None or trusted is None:
+                raise _stop(entry, gateway_error())
+            key = running.admission.still_valid(entry.key)
+            if isinstance(key, Refusal):
+                raise _stop(entry, key)
+            turned_away = key.tenant.grants.turned_away(deployment, entry.call.data_class)
+            if deployment.id not in entry.plan.deployments or turned_away is not None:
+                raise _stop(entry, model_not_allowed())
+            entry.attempts[seam.attempt_of(kwargs)] = deployment
+            entry.served_by = deployment
+            return seam.pin(kwargs, trusted)
+
+    async def async_post_call_failure_hook(
+        self,
+        request_data: dict[str, Any],
+        original_exception: Exception,
+        user_api_key_dict: Any,
+        traceback_str: str | None = None,
+    ) -> None:
+        """Note whose fault a failed call is; the gate answers with it."""
+        with metrics.timed("failure"), seam.client_safe("failure"):
+            entry = inflight.current()
+            if entry is not None and entry.refusal is None:
+                entry.refusal = seam.whose_fault(original_exception)
+
+
+def _stop(entry: InFlight | None, refusal: Refusal) -> seam.Stop:
+    if entry is not None:
+        entry.refusal = refusal
+    return seam.Stop()
+
+
+router_hooks = RouterHooks()

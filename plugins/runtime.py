@@ -1,0 +1,192 @@
+"""Joins the parts in each worker; started by `LITELLM_WORKER_STARTUP_HOOKS`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from plugins import check, logs, seam, settings
+from plugins.admission import Admission
+from plugins.gate import Gate
+from plugins.keeper import Keeper
+from plugins.policy.call import Limits
+from plugins.policy.grants import DataClass, Deployment
+from plugins.policy.identity import Key
+from plugins.policy.plan import Catalog
+from plugins.telemetry import metrics
+
+log = logging.getLogger("wicketgate")
+
+START_HOOK = "plugins.runtime:start"
+DOORS = ("plugins.tenant_grants.TenantGrants", "plugins.router_hooks.RouterHooks")
+DEFAULT_METRICS_HOST = "127.0.0.1"
+
+
+class NotStarted(RuntimeError):
+    """A door was loaded in a worker whose startup hook did not run.
+
+    Start LiteLLM with LITELLM_WORKER_STARTUP_HOOKS=plugins.runtime:start in its environment.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(" ".join((self.__doc__ or "").split()))
+
+
+@dataclass(slots=True)
+class Runtime:
+    """What the gate and the doors of one worker share.
+
+    Attributes:
+        deployments: Id -> labels, as read from the configuration file.
+
+        trusted: Id -> the litellm_params LiteLLM itself resolved; empty until the boot check.
+    """
+
+    catalog: Catalog
+    deployments: Mapping[str, Deployment]
+    admission: Admission = field(init=False)
+    trusted: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+    _sound: bool = False
+
+    def sound(self) -> bool:
+        """Return whether this worker may serve: LiteLLM runs as the boot check demands."""
+        return self._sound or self._check_live()
+
+    def models_of(self, key: Key) -> list[str]:
+        """Return the public models that *key* can reach, in the order of the configuration."""
+        grants = key.tenant.grants
+        return [
+            model
+            for model, deployments in self.catalog.groups.items()
+            if grants.allowed(deployments, DataClass.ANY)
+        ]
+
+    def _check_live(self) -> bool:
+        live = seam.live_deployments()
+        if live is None:
+            return False
+        problems = live_problems(live, self.deployments)
+        if problems:
+            die(problems)
+        self.trusted = {entry["model_info"]["id"]: dict(entry["litellm_params"]) for entry in live}
+        logs.now_serving()
+        self._sound = True
+        return True
+
+
+_runtime: Runtime | None = None
+
+
+def get() -> Runtime:
+    """Return this worker's runtime, for the doors.
+
+    Raises:
+        NotStarted: If the startup hook did not run; LiteLLM then stops at the door's import.
+    """
+    if _runtime is None:
+        raise NotStarted
+    return _runtime
+
+
+def start() -> None:
+    """Start this worker's runtime and put the gate around LiteLLM's application.
+
+    Raises:
+        SystemExit: If the launch or the configuration is not sound; each problem is told.
+    """
+    global _runtime
+    logs.set_up()
+    path = seam.config_path(os.environ)
+    problems = check.check_launch(os.environ)
+    if path is not None:
+        problems += check.check_file(path, os.environ)
+    for problem in problems:
+        if problem.level == "warning":
+            log.warning("%s", problem)
+    fatal = [str(problem) for problem in problems if problem.level == "fatal"]
+    if path is None:
+        fatal.append("no configuration file: start LiteLLM with --config FILE")
+    if fatal or path is None:
+        die(fatal)
+    loaded = settings.load(path)
+    _runtime = build(loaded, os.environ["LEDGER_URL"])
+    seam.wrap_app(lambda app: Gate(app, get().admission))
+    serve_metrics(os.environ)
+    threading.Thread(target=_check_when_loaded, name="wicketgate-boot", daemon=True).start()
+
+
+def build(loaded: settings.Settings, ledger_url: str) -> Runtime:
+    entries = loaded.deployments
+    runtime = Runtime(
+        catalog=Catalog(
+            groups=loaded.groups,
+            fallbacks=loaded.fallbacks,
+            context={
+                entry.deployment.id: entry.max_input_tokens
+                for entry in entries
+                if entry.max_input_tokens is not None
+            },
+        ),
+        deployments={entry.deployment.id: entry.deployment for entry in entries},
+    )
+    keeper = Keeper(ledger_url, on_tick=metrics.snapshot_age.set)
+    runtime.admission = Admission(
+        keeper,
+        runtime.catalog,
+        Limits(
+            max_body_bytes=loaded.defaults.max_body_bytes,
+            remote_media=loaded.defaults.remote_media,
+        ),
+        now=seam.utc_now,
+        sound=runtime.sound,
+    )
+    keeper.start()
+    return runtime
+
+
+def serve_metrics(environ: Mapping[str, str]) -> None:
+    port = environ.get("WICKETGATE_METRICS_PORT", "")
+    if port.isdecimal() and int(port) > 0:
+        metrics.serve(environ.get("WICKETGATE_METRICS_HOST", DEFAULT_METRICS_HOST), int(port))
+
+
+def live_problems(live: list[dict[str, Any]], deployments: Mapping[str, Deployment]) -> list[str]:
+    """Return what LiteLLM made of the configuration that we cannot stand behind."""
+    authenticate, callbacks = seam.live_doors()
+    problems = []
+    if getattr(authenticate, "__module__", None) != "plugins.tenant_grants":
+        problems.append("general_settings.custom_auth is not plugins.tenant_grants.authenticate")
+    present = [f"{type(c).__module__}.{type(c).__qualname__}" for c in callbacks]
+    problems.extend(
+        f"litellm_settings.callbacks lacks {door}" for door in DOORS if door not in present
+    )
+    for entry in live:
+        identifier = (entry.get("model_info") or {}).get("id")
+        known = deployments.get(identifier)
+        if known is None or known.model != entry.get("model_name"):
+            problems.append(f"the router serves a deployment the configuration lacks: {identifier}")
+    return problems
+
+
+def _check_when_loaded() -> None:
+    """Tell of a failed boot check without waiting for the first call."""
+    runtime = get()
+    for _ in range(600):
+        if runtime.sound():
+            log.info("ready: %d deployments", len(runtime.deployments))
+            return
+        time.sleep(0.2)
+
+
+def die(problems: list[str]) -> None:
+    """End this worker: a gate that is not sound serves nothing."""
+    for problem in problems:
+        log.critical("%s", problem)
+    log.critical("Wicketgate does not start: %d problem(s), see above", len(problems))
+    logging.shutdown()
+    os._exit(3)

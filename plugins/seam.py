@@ -1,0 +1,274 @@
+"""The seam to LiteLLM: the only module that knows its names and shapes.
+
+Names that are not part of LiteLLM's documented extension points are marked INTERNAL, each
+with a test in `tests/unit/test_seam.py` that fails when it moves.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fastapi import HTTPException
+from litellm.proxy._types import LitellmUserRoles, ProxyException, UserAPIKeyAuth
+
+from plugins import inflight
+from plugins.inflight import MARKER
+from plugins.policy.identity import Key
+from plugins.policy.plan import context_length_exceeded
+from plugins.policy.refusal import Refusal, gateway_error
+
+log = logging.getLogger("wicketgate")
+
+#: Fields of a call to a provider that decide where it goes and on whose account. In each
+#: attempt they are what the deployment's own entry says, or absent.
+PINNED_FIELDS = frozenset(
+    """
+    api_base base_url api_key api_version organization custom_llm_provider region_name
+    litellm_credential_name azure_ad_token azure_ad_token_provider tenant_id client_id
+    client_secret aws_region_name aws_access_key_id aws_secret_access_key aws_session_token
+    aws_session_name aws_profile_name aws_role_name aws_web_identity_token aws_sts_endpoint
+    aws_bedrock_runtime_endpoint vertex_project vertex_location vertex_credentials
+    vertex_ai_project vertex_ai_location vertex_ai_credentials watsonx_region_name extra_headers
+    headers extra_body proxy_url ssl_verify
+    """.split()
+)
+
+
+class Stop(HTTPException):
+    """Stops a call inside LiteLLM for good: no retry, no fallback, no cooldown.
+
+    Of all exceptions a hook may raise, an HTTPException with status 403 is the one that does
+    so. What the caller is told stands in the call's `refusal`; the gate says it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(status_code=403, detail="refused")
+
+
+def refuse(refusal: Refusal) -> ProxyException:
+    """Return the exception that ends authentication with *refusal*."""
+    headers = {} if refusal.retry_after is None else {"retry-after": str(refusal.retry_after)}
+    return ProxyException(
+        message=refusal.message,
+        type=refusal.type,
+        param=refusal.param,
+        code=refusal.status,
+        headers=headers,
+        openai_code=refusal.code,
+    )
+
+
+@contextmanager
+def client_safe(step: str) -> Iterator[None]:
+    """Let no text of an unexpected error reach a caller: LiteLLM would send it as it is."""
+    try:
+        yield
+    except (HTTPException, ProxyException):
+        raise
+    except Exception as error:
+        log.exception("%s failed", step)
+        entry = inflight.current()
+        if entry is not None:
+            entry.refusal = gateway_error()
+        raise Stop() from error
+
+
+def authenticated(key: Key, models: list[str], paths: list[str]) -> UserAPIKeyAuth:
+    """Return LiteLLM's form of an identified key.
+
+    `models` and `allowed_routes` make LiteLLM's own checks a second wall. The key itself is
+    named by our id, which is not a secret; LiteLLM would hash a real one and log the rest.
+    """
+    return UserAPIKeyAuth(
+        api_key=key.id,
+        key_alias=key.prefix,
+        team_id=key.tenant.id,
+        models=models,
+        allowed_routes=paths,
+        user_role=LitellmUserRoles.INTERNAL_USER,
+    )
+
+
+def marker_of(kwargs: Mapping[str, Any]) -> object:
+    """Return our id from whichever of LiteLLM's two metadata dicts carries it."""
+    for name in ("litellm_metadata", "metadata"):
+        bucket = kwargs.get(name)
+        if isinstance(bucket, dict) and MARKER in bucket:
+            return bucket[MARKER]
+    return None
+
+
+def mark(data: dict[str, Any], marker: str) -> None:
+    """Put our id into LiteLLM's metadata, over whatever stood there."""
+    for name in ("litellm_metadata", "metadata"):
+        if isinstance(data.get(name), dict):
+            data[name][MARKER] = marker
+    if not isinstance(data.get("metadata"), dict) and not isinstance(
+        data.get("litellm_metadata"), dict
+    ):
+        data["metadata"] = {MARKER: marker}
+
+
+def set_fallbacks(data: dict[str, Any], models: list[str]) -> None:
+    """Let a failed call go on to *models* and to nothing that is configured elsewhere."""
+    data["fallbacks"] = models
+    data["context_window_fallbacks"] = []
+    data["content_policy_fallbacks"] = []
+
+
+def listed_id(entry: Mapping[str, Any]) -> str | None:
+    """Return the id of an entry of the router's list."""
+    return deployment_id({"model_info": entry.get("model_info")})
+
+
+def attempt_of(kwargs: Mapping[str, Any]) -> tuple[object, ...]:
+    """Return what tells one attempt of a call from the next."""
+    merged = {**(kwargs.get("metadata") or {}), **(kwargs.get("litellm_metadata") or {})}
+    return (
+        merged.get("attempted_retries"),
+        merged.get("attempted_fallbacks"),
+        deployment_id(kwargs),
+    )
+
+
+def deployment_id(kwargs: Mapping[str, Any]) -> str | None:
+    """Return the id of the deployment that LiteLLM is about to call."""
+    info = kwargs.get("model_info")
+    identifier = info.get("id") if isinstance(info, dict) else None
+    return identifier if isinstance(identifier, str) else None
+
+
+def pin(kwargs: dict[str, Any], trusted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return *kwargs* with every pinned field as the deployment's own entry has it."""
+    pinned = {name: value for name, value in kwargs.items() if name not in PINNED_FIELDS}
+    pinned.update({name: trusted[name] for name in PINNED_FIELDS if trusted.get(name) is not None})
+    return pinned
+
+
+def whose_fault(error: BaseException) -> Refusal:
+    """Return the refusal for a failure that LiteLLM reports.
+
+    The provider's words stay out of it: they may quote the prompt, or the key it was sent.
+    """
+    cooldown = getattr(error, "cooldown_time", None)
+    if type(error).__name__.startswith("RouterRateLimitError"):
+        # LiteLLM rests a deployment that failed; its 429 is not about the caller's rate.
+        wait = math.ceil(cooldown) if isinstance(cooldown, int | float) else None
+        return Refusal("upstream_error", "No provider is available now.", retry_after=wait)
+    status = _status(error)
+    wait = _retry_after(error)
+    if type(error).__name__ == "ContextWindowExceededError":
+        return context_length_exceeded()
+    if status in {401, 403}:
+        return Refusal("upstream_auth", "The provider did not accept the gateway's credentials.")
+    if status == 429:
+        return Refusal("upstream_rate_limited", "The provider is rate limiting.", retry_after=wait)
+    if status in {400, 413, 422}:
+        return Refusal("invalid_request_error", "The provider refused the request as not valid.")
+    return Refusal("upstream_error", "The provider failed to answer.", retry_after=wait)
+
+
+def _status(error: BaseException) -> int | None:
+    for name in ("status_code", "code"):
+        value = getattr(error, name, None)
+        if isinstance(value, int | str) and str(value).isdecimal():
+            return int(value)
+    return None
+
+
+def _retry_after(error: BaseException) -> int | None:
+    """Return the provider's `Retry-After` in whole seconds; None when it sent none we can read."""
+    response = getattr(error, "response", None)
+    for headers in (
+        getattr(error, "litellm_response_headers", None),
+        getattr(error, "headers", None),
+        getattr(response, "headers", None),
+    ):
+        if headers is None:
+            continue
+        for name in ("retry-after", "Retry-After", "llm_provider-retry-after"):
+            value = headers.get(name)
+            if isinstance(value, str) and value.strip().isdecimal():
+                return int(value)
+    return None
+
+
+# --- LiteLLM's running proxy -----------------------------------------------------------------
+
+
+def wrap_app(wrap: Callable[[Any], Any]) -> None:
+    """Put a layer around the whole application of this worker, outside its middlewares.
+
+    INTERNAL: `proxy_server.app` and Starlette's `middleware_stack`, built by the time a
+    worker startup hook runs.
+    """
+    from litellm.proxy import proxy_server
+
+    if proxy_server.app.middleware_stack is None:
+        raise RuntimeError("LiteLLM's application is not built yet: run as a worker startup hook")
+    proxy_server.app.middleware_stack = wrap(proxy_server.app.middleware_stack)
+
+
+def config_path(environ: Mapping[str, str]) -> Path | None:
+    """Return the file this worker loads its configuration from.
+
+    INTERNAL: `CONFIG_FILE_PATH` and `WORKER_CONFIG`, by which LiteLLM's command line tells
+    its workers.
+    """
+    import json
+
+    if environ.get("CONFIG_FILE_PATH"):
+        return Path(environ["CONFIG_FILE_PATH"])
+    worker = environ.get("WORKER_CONFIG", "")
+    try:
+        document = json.loads(worker)
+    except ValueError:
+        return Path(worker) if worker else None
+    path = document.get("config") if isinstance(document, dict) else None
+    return Path(path) if path else None
+
+
+def live_deployments() -> list[dict[str, Any]] | None:
+    """Return the router's own list, with secrets resolved; None while it is not loaded.
+
+    INTERNAL: `proxy_server.llm_router`.
+    """
+    from litellm.proxy import proxy_server
+
+    return None if proxy_server.llm_router is None else list(proxy_server.llm_router.model_list)
+
+
+def live_doors() -> tuple[Any, list[Any]]:
+    """Return the authentication function and the callbacks LiteLLM really uses.
+
+    INTERNAL: `proxy_server.user_custom_auth`.
+    """
+    import litellm
+    from litellm.proxy import proxy_server
+
+    return proxy_server.user_custom_auth, list(litellm.callbacks)
+
+
+def general_tokenizer() -> Any:
+    """Return the o200k tokenizer whose files come with LiteLLM; needs no network.
+
+    INTERNAL: the folder of tokenizer files in the package.
+    """
+    import litellm
+
+    folder = Path(litellm.__file__).parent / "litellm_core_utils" / "tokenizers"
+    os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(folder))
+    import tiktoken
+
+    return tiktoken.get_encoding("o200k_base")
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)

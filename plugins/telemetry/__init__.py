@@ -1,0 +1,1 @@
+"""What the gateway says of itself; nothing here may fail a call."""

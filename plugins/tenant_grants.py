@@ -1,0 +1,47 @@
+"""Door: who is calling, and which models a listing may show.
+
+The gate has identified the key before LiteLLM sees the request; this door takes its word for
+nothing but the identity, and asks the snapshot again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastapi import Request
+from litellm.integrations.custom_logger import CustomLogger
+from litellm.proxy._types import UserAPIKeyAuth
+
+from plugins import inflight, runtime, seam
+from plugins.policy.refusal import Refusal, invalid_api_key
+from plugins.telemetry import metrics
+
+running = runtime.get()  # at import: without the startup hook LiteLLM must not start
+
+
+async def authenticate(request: Request, api_key: str | None) -> UserAPIKeyAuth:
+    """Return who is calling; refuse whatever did not come through the gate."""
+    with metrics.timed("auth"), seam.client_safe("authentication"):
+        entry = inflight.current()
+        if entry is None:
+            raise seam.refuse(invalid_api_key())
+        key = running.admission.still_valid(entry.key)
+        if isinstance(key, Refusal):
+            entry.refusal = key
+            raise seam.refuse(key)
+        models = list(entry.plan.models) if entry.plan else running.models_of(key)
+        return seam.authenticated(key, models, [request.url.path])
+
+
+class TenantGrants(CustomLogger):
+    async def async_filter_listed_models(
+        self, user_api_key_dict: UserAPIKeyAuth, model_names: Sequence[str]
+    ) -> Sequence[str]:
+        entry = inflight.current()
+        if entry is None:
+            return []
+        usable = set(running.models_of(entry.key))
+        return [name for name in model_names if name in usable]
+
+
+tenant_grants = TenantGrants()
