@@ -14,7 +14,7 @@ import orjson
 from plugins import tokens
 from plugins.inflight import InFlight
 from plugins.keeper import Keeper
-from plugins.policy.call import Call, Limits, read_call, unreadable_text
+from plugins.policy.call import MAX_DEPTH, Call, Limits, read_call, unreadable_text
 from plugins.policy.identity import Key
 from plugins.policy.plan import Catalog, Plan, make_plan
 from plugins.policy.refusal import Refusal, gateway_error, invalid_api_key, ledger_unavailable
@@ -22,6 +22,8 @@ from plugins.policy.routes import Route
 
 #: A client that is refused may finish sending, up to so many times the largest body.
 _DRAIN_FACTOR = 4
+#: Bytes from which a body is read in a thread, so that one caller does not hold up the rest.
+_LARGE = 200_000
 
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -124,7 +126,10 @@ class Admission:
         body = await self._body(headers, incoming)
         if isinstance(body, Refusal):
             return body
-        read = self._read(route, headers, body)
+        if len(body) > _LARGE:
+            read = await asyncio.to_thread(self._read, route, headers, body)
+        else:
+            read = self._read(route, headers, body)
         if isinstance(read, Refusal):
             return read
         call, cleaned = read
@@ -182,7 +187,9 @@ class Admission:
             document = orjson.loads(body)
         except orjson.JSONDecodeError:
             return Refusal("invalid_request_error", "The body is not valid JSON.")
-        return unreadable_text(document) or read_call(route, headers, document, self._limits)
+        suspect = b"\\u0000" in body or body.count(b"[") + body.count(b"{") > MAX_DEPTH
+        problem = unreadable_text(document) if suspect else None
+        return problem or read_call(route, headers, document, self._limits)
 
     async def _plan(
         self, call: Call, key: Key, body: Mapping[str, Any], size: int

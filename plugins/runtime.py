@@ -25,6 +25,8 @@ log = logging.getLogger("wicketgate")
 START_HOOK = "plugins.runtime:start"
 DOORS = ("plugins.tenant_grants.TenantGrants", "plugins.router_hooks.RouterHooks")
 DEFAULT_METRICS_HOST = "127.0.0.1"
+#: Seconds LiteLLM may take from our startup hook to a loaded configuration.
+LOADING_LIMIT = 60.0
 
 
 class NotStarted(RuntimeError):
@@ -53,10 +55,6 @@ class Runtime:
     trusted: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     _sound: bool = False
 
-    def sound(self) -> bool:
-        """Return whether this worker may serve: LiteLLM runs as the boot check demands."""
-        return self._sound or self._check_live()
-
     def models_of(self, key: Key) -> list[str]:
         """Return the public models that *key* can reach, in the order of the configuration."""
         grants = key.tenant.grants
@@ -66,17 +64,23 @@ class Runtime:
             if grants.allowed(deployments, DataClass.ANY)
         ]
 
-    def _check_live(self) -> bool:
+    def sound(self) -> bool:
+        """Return whether this worker may serve: LiteLLM runs as the boot check demands."""
+        return self._sound or self.examine() == []
+
+    def examine(self) -> list[str]:
+        """Return what is wrong with LiteLLM as it runs; once nothing is, it stays so."""
         live = seam.live_deployments()
         if live is None:
-            return False
+            return ["LiteLLM has not loaded a model list"]
         problems = live_problems(live, self.deployments)
-        if problems:
-            die(problems)
-        self.trusted = {entry["model_info"]["id"]: dict(entry["litellm_params"]) for entry in live}
-        logs.now_serving()
-        self._sound = True
-        return True
+        if not problems:
+            self.trusted = {
+                entry["model_info"]["id"]: dict(entry["litellm_params"]) for entry in live
+            }
+            logs.now_serving()
+            self._sound = True
+        return problems
 
 
 _runtime: Runtime | None = None
@@ -174,13 +178,16 @@ def live_problems(live: list[dict[str, Any]], deployments: Mapping[str, Deployme
 
 
 def _check_when_loaded() -> None:
-    """Tell of a failed boot check without waiting for the first call."""
+    """Tell how the boot check ended without waiting for the first call."""
     runtime = get()
-    for _ in range(600):
-        if runtime.sound():
-            log.info("ready: %d deployments", len(runtime.deployments))
-            return
+    deadline = time.monotonic() + LOADING_LIMIT
+    problems = runtime.examine()
+    while problems and time.monotonic() < deadline:
         time.sleep(0.2)
+        problems = runtime.examine()
+    if problems:
+        die(problems)
+    log.info("ready: %d deployments", len(runtime.deployments))
 
 
 def die(problems: list[str]) -> None:

@@ -30,7 +30,7 @@ log = logging.getLogger("wicketgate")
 #: attempt they are what the deployment's own entry says, or absent.
 PINNED_FIELDS = frozenset(
     """
-    api_base base_url api_key api_version organization custom_llm_provider region_name
+    api_base base_url api_key api_version organization region_name
     litellm_credential_name azure_ad_token azure_ad_token_provider tenant_id client_id
     client_secret aws_region_name aws_access_key_id aws_secret_access_key aws_session_token
     aws_session_name aws_profile_name aws_role_name aws_web_identity_token aws_sts_endpoint
@@ -149,6 +149,10 @@ def pin(kwargs: dict[str, Any], trusted: Mapping[str, Any]) -> dict[str, Any]:
     """Return *kwargs* with every pinned field as the deployment's own entry has it."""
     pinned = {name: value for name, value in kwargs.items() if name not in PINNED_FIELDS}
     pinned.update({name: trusted[name] for name in PINNED_FIELDS if trusted.get(name) is not None})
+    provider, slash, _ = str(trusted.get("model", "")).partition("/")
+    # LiteLLM's bridges pass the provider on beside a model name without its prefix.
+    if "custom_llm_provider" in pinned and (slash or trusted.get("custom_llm_provider")):
+        pinned["custom_llm_provider"] = trusted.get("custom_llm_provider") or provider
     return pinned
 
 
