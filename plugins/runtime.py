@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from plugins import check, logs, seam, settings
 from plugins.admission import Admission
@@ -171,7 +171,7 @@ def live_problems(live: list[dict[str, Any]], deployments: Mapping[str, Deployme
     )
     for entry in live:
         identifier = (entry.get("model_info") or {}).get("id")
-        known = deployments.get(identifier)
+        known = deployments.get(str(identifier))
         if known is None or known.model != entry.get("model_name"):
             problems.append(f"the router serves a deployment the configuration lacks: {identifier}")
     return problems
@@ -190,7 +190,7 @@ def _check_when_loaded() -> None:
     log.info("ready: %d deployments", len(runtime.deployments))
 
 
-def die(problems: list[str]) -> None:
+def die(problems: list[str]) -> NoReturn:
     """End this worker: a gate that is not sound serves nothing."""
     for problem in problems:
         log.critical("%s", problem)

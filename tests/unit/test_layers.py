@@ -39,7 +39,10 @@ RINGS = {
     "router_hooks": {"policy", "inflight", "runtime", "seam", "telemetry"},
 }
 #: Commands: they may import what they like, except a door.
-COMMANDS = {"admin", "launcher", "demo", "embedded_postgres"}
+COMMANDS = {
+    *("admin", "admin_commands", "admin_times", "launcher", "proxy_process", "demo"),
+    *("embedded_postgres", "child_process", "data_folder"),
+}
 
 
 def imported(path: Path) -> Iterator[str]:

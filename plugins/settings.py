@@ -1,0 +1,405 @@
+"""`litellm_config.yaml` as frozen values; every problem at once, each with its line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from plugins.policy.call import Limits
+from plugins.policy.grants import Deployment
+
+MAX_BYTES = 2_000_000
+MAX_DEPTH = 50
+MAX_VALUES = 100_000
+ENV_REFERENCE = "os.environ/"
+SECTION = "wicketgate"
+SUBSECTIONS = ("task_types", "routes", "cascades", "defaults", "hosting")
+
+Place = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Flaw:
+    """Something wrong at one place of the file.
+
+    Attributes:
+        rule: What is expected there.
+
+        got: What stands there, as text; "" where nothing does.
+    """
+
+    place: Place
+    rule: str
+    got: str = ""
+    remedy: str = ""
+
+
+class SettingsError(Exception):
+    """The file cannot be used; `flaws` holds everything that is wrong with it."""
+
+    def __init__(self, flaws: Sequence[Flaw]) -> None:
+        super().__init__("; ".join(f"{dotted(flaw.place)}: {flaw.rule}" for flaw in flaws))
+        self.flaws = tuple(flaws)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A YAML file, with the line and the spelling of each of its values.
+
+    Attributes:
+        lines: Place -> line number, from 1.
+
+        spelled: Place of a scalar -> its text as written, for numbers that must stay exact.
+    """
+
+    content: dict[str, Any]
+    lines: Mapping[Place, int]
+    spelled: Mapping[Place, str]
+    flaws: tuple[Flaw, ...] = ()
+
+    def line(self, place: Place) -> int:
+        """Return the line of *place*, or of the nearest thing around it that is there."""
+        while place and place not in self.lines:
+            place = place[:-1]
+        return self.lines.get(place, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    kind: str
+    url: str
+    slots: int | None = None
+    queue: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentEntry:
+    """One `model_list` entry.
+
+    Attributes:
+        input_price: US dollars for one prompt token; None when the entry states none.
+    """
+
+    deployment: Deployment
+    litellm_params: Mapping[str, Any] = field(repr=False)
+    input_price: Decimal | None = None
+    output_price: Decimal | None = None
+    max_input_tokens: int | None = None
+    max_output_tokens: int | None = None
+    engine: Engine | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    deployments: tuple[DeploymentEntry, ...]
+    groups: Mapping[str, tuple[Deployment, ...]]
+    fallbacks: Mapping[str, tuple[str, ...]]
+    defaults: Limits
+    task_types: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedConfig:
+    """What LiteLLM gets to load.
+
+    Attributes:
+        left_out: One line for each entry that is not in it, and why.
+    """
+
+    text: str = field(repr=False)
+    left_out: tuple[str, ...]
+
+
+def dotted(place: Place) -> str:
+    """Return `model_list[2].model_info.id` for its parts."""
+    text = ""
+    for part in place:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+def read(path: Path) -> Document:
+    """Parse the file, keeping lines and spellings.
+
+    Raises:
+        SettingsError: If it is not there, too large, not UTF-8, or not a YAML mapping.
+    """
+    try:
+        data = path.read_bytes()
+        text = data.decode("utf-8")
+    except FileNotFoundError:
+        raise SettingsError([Flaw((), "file not found", str(path))]) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(
+            [Flaw((), f"not readable as UTF-8 text ({error.__class__.__name__})")]
+        ) from None
+    if len(data) > MAX_BYTES:
+        raise SettingsError([Flaw((), f"larger than {MAX_BYTES} bytes")])
+    try:
+        return _Reader(text).document()
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "cannot be parsed"
+        raise SettingsError([Flaw((), f"not valid YAML{where}: {problem}")]) from None
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self._loader = yaml.SafeLoader(text)
+        self._lines: dict[Place, int] = {}
+        self._spelled: dict[Place, str] = {}
+        self._flaws: list[Flaw] = []
+        self._values = 0
+
+    def document(self) -> Document:
+        node = self._loader.get_single_node()
+        content = None if node is None else self._value(node, ())
+        if not isinstance(content, dict):
+            raise SettingsError([Flaw((), "expected a mapping of sections")])
+        return Document(content, self._lines, self._spelled, tuple(self._flaws))
+
+    def _value(self, node: yaml.Node, place: Place) -> Any:
+        self._lines.setdefault(place, node.start_mark.line + 1)
+        # An alias is a value for each time it is used.
+        self._values += 1
+        if self._values > MAX_VALUES:
+            raise SettingsError([Flaw(place[:1], f"more than {MAX_VALUES} values")])
+        if len(place) > MAX_DEPTH:
+            raise SettingsError([Flaw(place[:3], f"nested more than {MAX_DEPTH} levels deep")])
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, place)
+        if isinstance(node, yaml.SequenceNode):
+            return [self._value(item, (*place, n)) for n, item in enumerate(node.value)]
+        self._spelled[place] = node.value
+        return self._loader.construct_object(node)
+
+    def _mapping(self, node: yaml.MappingNode, place: Place) -> dict[str, Any]:
+        written = [key.value for key, _ in node.value]
+        for name in {name for name in written if isinstance(name, str) and written.count(name) > 1}:
+            if name != "<<":
+                self._flaws.append(Flaw((*place, name), "the key stands there twice"))
+        self._loader.flatten_mapping(node)
+        found: dict[str, Any] = {}
+        for key, value in node.value:
+            name = str(key.value)
+            self._lines[(*place, name)] = key.start_mark.line + 1
+            found[name] = self._value(value, (*place, name))
+        return found
+
+
+def load(path: Path) -> Settings:
+    """Read and check the file.
+
+    Raises:
+        SettingsError: With every problem that keeps it from being used.
+    """
+    document = read(path)
+    settings, flaws = interpret(document)
+    if flaws:
+        raise SettingsError(flaws)
+    return settings
+
+
+def interpret(document: Document) -> tuple[Settings, list[Flaw]]:
+    """Return the values, and what is wrong with them."""
+    flaws = list(document.flaws)
+    ours = document.content.get(SECTION) or {}
+    if not isinstance(ours, dict):
+        flaws.append(Flaw((SECTION,), "expected a mapping", repr(ours)))
+        ours = {}
+    flaws.extend(_unknown((SECTION,), ours, SUBSECTIONS))
+    defaults, found = _defaults(ours.get("defaults"))
+    flaws.extend(found)
+    entries = []
+    for number, raw in enumerate(model_list(document.content)):
+        entry, found = _entry(raw, ("model_list", number), document.spelled)
+        flaws.extend(found)
+        if entry is not None:
+            entries.append(entry)
+    groups: dict[str, tuple[Deployment, ...]] = {}
+    for entry in entries:
+        model = entry.deployment.model
+        groups[model] = (*groups.get(model, ()), entry.deployment)
+    types = ours.get("task_types")
+    settings = Settings(
+        deployments=tuple(entries),
+        groups=groups,
+        fallbacks=fallbacks_of(document.content),
+        defaults=defaults,
+        task_types=tuple(types) if isinstance(types, dict) else (),
+    )
+    return settings, flaws
+
+
+def model_list(content: Mapping[str, Any]) -> list[Any]:
+    found = content.get("model_list")
+    return found if isinstance(found, list) else []
+
+
+def fallbacks_of(content: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Return model -> its fallbacks, as LiteLLM's list of one-key mappings states them."""
+    router = content.get("router_settings")
+    listed = router.get("fallbacks") if isinstance(router, dict) else None
+    found: dict[str, tuple[str, ...]] = {}
+    for item in listed if isinstance(listed, list) else []:
+        if isinstance(item, dict):
+            found.update((m, tuple(map(str, t))) for m, t in item.items() if isinstance(t, list))
+    return found
+
+
+def _defaults(raw: Any) -> tuple[Limits, list[Flaw]]:
+    place: Place = (SECTION, "defaults")
+    if raw is None:
+        return Limits(), []
+    if not isinstance(raw, dict):
+        return Limits(), [Flaw(place, "expected a mapping", repr(raw))]
+    flaws = list(_unknown(place, raw, [f.name for f in fields(Limits)]))
+    size = raw.get("max_body_bytes", Limits().max_body_bytes)
+    if type(size) is not int or not 1_000 <= size <= 1_000_000_000:
+        rule = "expected a whole number from 1000 to 1000000000"
+        flaws.append(Flaw((*place, "max_body_bytes"), rule, repr(size)))
+    media = raw.get("remote_media", Limits().remote_media)
+    if type(media) is not bool:
+        flaws.append(Flaw((*place, "remote_media"), "expected true or false", repr(media)))
+    return (Limits() if flaws else Limits(size, media)), flaws
+
+
+def _unknown(place: Place, raw: Mapping[str, Any], known: Sequence[str]) -> Iterator[Flaw]:
+    for name in raw:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            remedy = f"did you mean '{near[0]}'?" if near else f"known are: {', '.join(known)}"
+            yield Flaw((*place, name), "unknown setting", name, remedy)
+
+
+def _entry(
+    raw: Any, place: Place, spelled: Mapping[Place, str]
+) -> tuple[DeploymentEntry | None, list[Flaw]]:
+    info = raw.get("model_info") if isinstance(raw, dict) else None
+    params = raw.get("litellm_params") if isinstance(raw, dict) else None
+    if not isinstance(params, dict) or not isinstance(raw.get("model_name"), str):
+        return None, [Flaw(place, "expected an entry with model_name and litellm_params")]
+    info = info if isinstance(info, dict) else {}
+    at: Place = (*place, "model_info")
+    flaws: list[Flaw] = []
+
+    def price(name: str) -> Decimal | None:
+        value, flaw = _price(info.get(name), (*at, name), spelled)
+        flaws.extend(flaw)
+        return value
+
+    def count(name: str) -> int | None:
+        value = info.get(name)
+        if value is not None and (type(value) is not int or value < 1):
+            flaws.append(Flaw((*at, name), "expected a whole number above 0", repr(value)))
+            return None
+        return value
+
+    engine, found = _engine(info.get("engine"), (*at, "engine"))
+    flaws.extend(found)
+    labels = {name: _label(info.get(name)) for name in ("id", "provider", "region")}
+    entry = DeploymentEntry(
+        Deployment(
+            labels["id"], raw["model_name"], labels["provider"], labels["region"],
+            local="engine" in info,
+        ),
+        params,
+        price("input_cost_per_token"),
+        price("output_cost_per_token"),
+        count("max_input_tokens"),
+        count("max_output_tokens"),
+        engine,
+    )  # fmt: skip
+    return entry, flaws
+
+
+def _label(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _price(
+    value: Any, place: Place, spelled: Mapping[Place, str]
+) -> tuple[Decimal | None, list[Flaw]]:
+    """Return the price exactly as written; YAML itself would make `1e-6` a text."""
+    if value is None:
+        return None, []
+    try:
+        price = Decimal(spelled.get(place, str(value)))
+    except InvalidOperation:
+        price = Decimal("NaN")
+    if isinstance(value, bool) or not price.is_finite() or price < 0:
+        rule = "expected US dollars for one token, 0 or more"
+        return None, [Flaw(place, rule, repr(value))]
+    return price, []
+
+
+def _engine(raw: Any, place: Place) -> tuple[Engine | None, list[Flaw]]:
+    if raw is None:
+        return None, []
+    if not isinstance(raw, dict):
+        return None, [Flaw(place, "expected a mapping", repr(raw))]
+    flaws = list(_unknown(place, raw, [f.name for f in fields(Engine)]))
+    kind, url = raw.get("kind"), raw.get("url")
+    kinds = ("llama.cpp", "ollama", "vllm", "sglang", "none")
+    if kind not in kinds:
+        flaws.append(Flaw((*place, "kind"), f"expected one of {', '.join(kinds)}", repr(kind)))
+    if not isinstance(url, str) or not url.startswith(("http://", "https://", ENV_REFERENCE)):
+        flaws.append(Flaw((*place, "url"), "expected the engine's http URL", repr(url)))
+    for name in ("slots", "queue"):
+        value = raw.get(name)
+        if value is not None and (type(value) is not int or value < 0):
+            flaws.append(Flaw((*place, name), "expected a whole number", repr(value)))
+    return (None if flaws else Engine(**raw)), flaws
+
+
+def references(value: Any) -> Iterator[str]:
+    """Yield the environment variables that *value* names as `os.environ/NAME`."""
+    if isinstance(value, str) and value.startswith(ENV_REFERENCE):
+        yield value.removeprefix(ENV_REFERENCE)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from references(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from references(item)
+
+
+def missing(entry: Any, environ: Mapping[str, str]) -> list[str]:
+    """Return the variables an entry needs and the environment lacks."""
+    return sorted({name for name in references(entry) if not environ.get(name)})
+
+
+def render(
+    path: Path, environ: Mapping[str, str], extra_model_list: Sequence[Mapping[str, Any]] = ()
+) -> RenderedConfig:
+    """Return the file as LiteLLM is to load it: without the entries whose key is not set.
+
+    Fallbacks to a model that is left out go with it. Nothing else is changed.
+    """
+    content = read(path).content
+    kept, left_out = [], []
+    for entry in model_list(content):
+        absent = missing(entry, environ)
+        if absent:
+            left_out.append(f"{entry.get('model_name')}: {', '.join(absent)} not set")
+        else:
+            kept.append(entry)
+    content["model_list"] = [*kept, *(dict(entry) for entry in extra_model_list)]
+    names = {entry["model_name"] for entry in content["model_list"]}
+    router = content.get("router_settings")
+    if isinstance(router, dict) and "fallbacks" in router:
+        remaining = {
+            model: [target for target in targets if target in names]
+            for model, targets in fallbacks_of(content).items()
+            if model in names
+        }
+        router["fallbacks"] = [{model: targets} for model, targets in remaining.items() if targets]
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    return RenderedConfig(text, tuple(left_out))
