@@ -109,9 +109,10 @@ def start() -> None:
     problems = check.check_launch(os.environ)
     if path is not None:
         problems += check.check_file(path, os.environ)
-    for problem in problems:
-        if problem.level == "warning":
-            log.warning("%s", problem)
+    if not os.environ.get("WICKETGATE_CONFIG"):  # else `deploy/up` has told them already
+        for problem in problems:
+            if problem.level == "warning":
+                log.warning("%s", problem)
     fatal = [str(problem) for problem in problems if problem.level == "fatal"]
     if path is None:
         fatal.append("no configuration file: start LiteLLM with --config FILE")
