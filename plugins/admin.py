@@ -1,0 +1,344 @@
+"""The command line: `python -m plugins.admin`, or `deploy/admin`.
+
+Data goes to stdout, as text or with `--json` as JSON; everything else, errors too, goes to
+stderr. Exit code 0: done, or already so; 1: not done, with the reason; 2: not understood.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from plugins import admin_commands as commands
+from plugins.admin_commands import Desk, RefusedError
+from plugins.data_folder import CannotStart
+from plugins.ledger import migrate, snapshot
+from plugins.ledger.database import (
+    LedgerBusyError,
+    LedgerNotMigratedError,
+    LedgerUnavailable,
+    LedgerURLError,
+    connect_engine,
+    transaction,
+)
+from plugins.policy.identity import name_problem
+
+Command = Callable[[Desk, Namespace], Any]
+
+REMEDIES: dict[type[Exception], str] = {
+    LedgerUnavailable: "Check that PostgreSQL is running and that LEDGER_URL is right.",
+    LedgerNotMigratedError: "Run 'deploy/admin db migrate'.",
+    LedgerBusyError: "Try again when it has ended.",
+    LedgerURLError: "",
+    migrate.MigrationError: "",
+    RefusedError: "",
+    CannotStart: "",
+}
+
+
+class Parser(ArgumentParser):
+    """An argument parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        line = " ".join(message.split())
+        self.exit(2, f"{self.prog}: {line} (see '{self.prog} --help')\n")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Carry out one command and return its exit code."""
+    given = sys.argv[1:] if argv is None else argv
+    problem = unreadable(given)
+    if problem is not None:
+        say(problem)
+        return 2
+    args = parser().parse_args(given)
+    try:
+        code: int = args.run(args)
+    except tuple(REMEDIES) as error:
+        say(f"{error} {REMEDIES[type(error)]}".rstrip())
+        return 1
+    return code
+
+
+def unreadable(given: list[str]) -> str | None:
+    """Return what is wrong with the bytes of the command line; the text is not repeated."""
+    for position, argument in enumerate(given, start=1):
+        if "\x00" in argument:
+            return f"argument {position} contains U+0000, which the ledger cannot hold"
+        if any("\ud800" <= character <= "\udfff" for character in argument):
+            return f"argument {position} is not valid UTF-8: check the terminal's encoding"
+    return None
+
+
+# Running
+
+
+def reads(command: Command) -> Callable[[Namespace], int]:
+    return lambda args: _in_transaction(command, args, changes=False)
+
+
+def changes(command: Command) -> Callable[[Namespace], int]:
+    return lambda args: _in_transaction(command, args, changes=True)
+
+
+def _in_transaction(command: Command, args: Namespace, *, changes: bool) -> int:
+    from plugins.embedded_postgres import admin_ledger_url
+
+    actor = _actor(args.actor)
+    with admin_ledger_url() as url:
+        with transaction(connect_engine(url)) as conn:
+            if changes:
+                snapshot.lock_for_change(conn)
+            data = command(Desk(conn, datetime.now(UTC), actor, say), args)
+        # Only now: a key that was printed must be one that was stored.
+        show(data, as_json=args.json)
+    return 0
+
+
+def _actor(given: str | None) -> str:
+    """Return the name for the audit log; by default that of the account this runs as."""
+    name = given or _account()
+    problem = name_problem(name)
+    if problem is not None:
+        raise RefusedError(f"--actor: {problem}")
+    return name
+
+
+def _account() -> str:
+    # Not getpass.getuser(): it believes the environment before the operating system.
+    try:
+        import pwd
+
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except (ImportError, KeyError):
+        return f"uid {os.geteuid()}" if hasattr(os, "geteuid") else "unknown"
+
+
+def db_migrate(args: Namespace) -> int:
+    from plugins.embedded_postgres import admin_ledger_url
+
+    with admin_ledger_url() as url:
+        applied = migrate.migrate(url, say)
+        found = migrate.status(url)
+    if not applied:
+        say("nothing to migrate")
+    show({**_status(found), "applied": applied}, as_json=args.json)
+    return 0
+
+
+def db_status(args: Namespace) -> int:
+    from plugins.embedded_postgres import admin_ledger_url
+
+    with admin_ledger_url() as url:
+        found = migrate.status(url)
+    show(_status(found), as_json=args.json)
+    migrate.refuse_ahead(found)
+    return 0
+
+
+def _status(found: migrate.Status) -> dict[str, Any]:
+    return {
+        "state": found.state,
+        "current": found.current,
+        "head": found.head,
+        "pending": list(found.pending),
+    }
+
+
+def check(args: Namespace) -> int:
+    # Here, not above: it loads LiteLLM's world, which no other command needs.
+    from plugins.check import command
+
+    code: int = command(args.config, args.json)
+    return code
+
+
+# The command line's grammar
+
+
+def parser() -> Parser:
+    root = Parser(
+        prog="deploy/admin", description=__doc__, allow_abbrev=False, formatter_class=_RAW
+    )
+    areas = root.add_subparsers(required=True, metavar="COMMAND")
+    checking = areas.add_parser("check", help="report every problem of a configuration")
+    checking.add_argument("config", nargs="?", type=Path, metavar="CONFIG")
+    checking.add_argument("--json", action="store_true")
+    checking.set_defaults(run=check)
+    _tenant_area(_area(areas, "tenant", "who pays, and whose data it is"))
+    _grant_area(_area(areas, "grant", "what a tenant may use"))
+    _key_area(_area(areas, "key", "virtual keys"))
+    _db_area(_area(areas, "db", "the ledger's database"))
+    _audit_area(_area(areas, "audit", "who changed what"))
+    return root
+
+
+_RAW = argparse.RawDescriptionHelpFormatter
+Commands = Any  # argparse does not export the type of its subcommands
+
+
+def _area(areas: Commands, name: str, text: str) -> Commands:
+    area = areas.add_parser(name, help=text, description=text, allow_abbrev=False)
+    return area.add_subparsers(required=True, metavar="COMMAND")
+
+
+def _add(area: Commands, name: str, text: str, run: Callable[[Namespace], int]) -> Parser:
+    command: Parser = area.add_parser(name, help=text, description=text, allow_abbrev=False)
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command.add_argument("--actor", metavar="NAME", help="name for the audit log")
+    command.set_defaults(run=run)
+    return command
+
+
+def _tenant_area(area: Commands) -> None:
+    add = _add(area, "add", "add a tenant", changes(commands.tenant_add))
+    add.add_argument("name", metavar="NAME")
+    add.add_argument("--zone", default="UTC", help="time zone, e.g. Europe/Berlin (default UTC)")
+    _add(area, "list", "list all tenants", reads(commands.tenant_list))
+    for name, text, run in (
+        ("show", "show a tenant with its grants and keys", reads(commands.tenant_show)),
+        ("disable", "freeze a tenant: its keys open nothing", changes(commands.tenant_disable)),
+        ("enable", "undo disable", changes(commands.tenant_enable)),
+    ):
+        _add(area, name, text, run).add_argument("name", metavar="TENANT", help="name or id")
+
+
+def _grant_area(area: Commands) -> None:
+    for name, text, run in (
+        ("add", "grant models, providers, regions", changes(commands.grant_add)),
+        ("remove", "take grants away", changes(commands.grant_remove)),
+    ):
+        command = _add(area, name, text, run)
+        _tenant_option(command, required=True)
+        for option, pattern in (
+            ("--model", "a model's name, or prefix/*"),
+            ("--provider", "a provider's label, or *"),
+            ("--region", "a region's label, or *"),
+        ):
+            command.add_argument(option, action="append", default=[], help=f"{pattern}; repeatable")
+    _tenant_option(_add(area, "list", "list grants", reads(commands.grant_list)))
+
+
+def _key_area(area: Commands) -> None:
+    issue = _add(area, "issue", "issue a key and print it, once", changes(commands.key_issue))
+    _tenant_option(issue, required=True)
+    issue.add_argument("--alias", help="a name for people")
+    issue.add_argument("--expires", metavar="WHEN", help="30d, 12h, or a time with an offset")
+    _tenant_option(_add(area, "list", "list keys", reads(commands.key_list)))
+    for name, text, run in (
+        ("block", "stop a key until it is unblocked", commands.key_block),
+        ("unblock", "undo block", commands.key_unblock),
+        ("revoke", "stop a key for good", commands.key_revoke),
+    ):
+        _key_argument(_add(area, name, text, changes(run)))
+    rotate = _add(area, "rotate", "issue a key in place of another", changes(commands.key_rotate))
+    _key_argument(rotate)
+    rotate.add_argument(
+        "--grace", default="24h", metavar="TIME", help="how long both work (default 24h)"
+    )
+    rotate.add_argument("--expires", metavar="WHEN", help="default: as the old key was to")
+
+
+def _key_argument(command: Parser) -> None:
+    command.add_argument("key", metavar="KEY", help="the key's id or display prefix")
+    _tenant_option(command)
+
+
+def _tenant_option(command: Parser, *, required: bool = False) -> None:
+    command.add_argument("--tenant", required=required, metavar="TENANT", help="name or id")
+
+
+def _db_area(area: Commands) -> None:
+    _add(area, "migrate", "bring the database to this version's schema", db_migrate)
+    _add(area, "status", "say where the database stands", db_status)
+
+
+def _audit_area(area: Commands) -> None:
+    listing = _add(area, "list", "list changes, newest first", reads(commands.audit_list))
+    listing.add_argument("--limit", type=_positive, default=100, metavar="N")
+
+
+def _positive(text: str) -> int:
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text!r}")
+    return number
+
+
+# Output
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def show(data: Any, *, as_json: bool) -> None:
+    if as_json:
+        # A terminal that cannot show every character gets them escaped.
+        utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+        print(json.dumps(data, ensure_ascii=not utf8, indent=2))
+    else:
+        for line in _lines(data):
+            print(line)
+    sys.stdout.flush()
+
+
+def _lines(data: Any) -> list[str]:
+    if isinstance(data, list):
+        return _table(data)
+    lines = []
+    for name, value in data.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            lines += [f"{name}:", *(f"  {line}" for line in _table(value))]
+        elif isinstance(value, dict):
+            lines += [f"{name}:", *(f"  {line}" for line in _lines(value))]
+        else:
+            lines.append(f"{name}: {_cell(value)}")
+    return lines
+
+
+def _table(rows: list[dict[str, Any]]) -> list[str]:
+    if not rows:
+        return []
+    cells = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    ]
+
+
+def _cell(value: Any) -> str:
+    if value is None or value == []:
+        return "-"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else str(value)
+
+
+def _run() -> NoReturn:
+    """Run as a program: a closed pipe or Ctrl-C ends it without a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = main()
+    except KeyboardInterrupt:
+        say("interrupted; nothing was changed unless data was printed above")
+        code = 130
+    except BrokenPipeError:
+        # Python would flush into the closed pipe once more at exit, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    _run()

@@ -1,0 +1,1 @@
+"""PostgreSQL: the tables of schema `wicketgate` and every statement on them."""

@@ -1,0 +1,116 @@
+"""The address of the ledger: read once, shown never."""
+
+from __future__ import annotations
+
+import socket
+import time
+import traceback
+
+import psycopg
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
+
+from plugins.ledger.database import (
+    LedgerNotMigratedError,
+    LedgerUnavailable,
+    LedgerURLError,
+    connect_engine,
+    sqlalchemy_url,
+    transaction,
+)
+
+SECRET = "hunter2"
+
+
+@pytest.mark.parametrize(
+    ("ledger_url", "shown"),
+    [
+        (f"postgresql://u:{SECRET}@db:5432/l", "postgresql+psycopg://u:***@db:5432/l"),
+        (f"postgres://u:{SECRET}@db/l", "postgresql+psycopg://u:***@db/l"),
+        (f"postgresql+psycopg://u:{SECRET}@db/l", "postgresql+psycopg://u:***@db/l"),
+        (
+            "postgresql:///l?host=/run/postgresql",
+            "postgresql+psycopg:///l?host=%2Frun%2Fpostgresql",
+        ),
+        (
+            f"postgresql://u:{SECRET}@db/l?sslmode=require",
+            "postgresql+psycopg://u:***@db/l?sslmode=require",
+        ),
+    ],
+)
+def test_sqlalchemy_url(ledger_url: str, shown: str) -> None:
+    """The libpq form becomes SQLAlchemy's, with the password masked when printed."""
+    url = sqlalchemy_url(ledger_url)
+
+    assert str(url) == repr(url) == shown
+    assert SECRET not in repr(connect_engine(ledger_url))
+
+
+@pytest.mark.parametrize(
+    "ledger_url",
+    [
+        "",
+        SECRET,
+        f"mysql://u:{SECRET}@db/l",
+        f"postgresql+asyncpg://u:{SECRET}@db/l",
+        f"postgresql://u:{SECRET}@db:port/l",
+        f"host=db password={SECRET}",
+        f"postgresql://u:{SECRET}\x00@db/l",
+    ],
+)
+def test_an_address_that_cannot_be_read(ledger_url: str) -> None:
+    """The error says what was expected and repeats nothing."""
+    with pytest.raises(LedgerURLError) as refused:
+        connect_engine(ledger_url)
+
+    assert str(refused.value) == (
+        "LEDGER_URL: expected postgresql://user:password@host:port/database"
+        " (percent-encode special characters in the password)"
+    )
+    assert SECRET not in "".join(traceback.format_exception(refused.value))
+
+
+def run(ledger_url: str, statement: str) -> None:
+    with transaction(connect_engine(ledger_url)) as conn:
+        conn.execute(text(statement))
+
+
+def test_a_database_that_is_not_there() -> None:
+    """The text is fixed; what the driver said hangs on the cause."""
+    with pytest.raises(LedgerUnavailable) as refused:
+        run(f"postgresql://u:{SECRET}@127.0.0.1:1/l", "SELECT 1")
+
+    assert str(refused.value) == "The ledger database is not available."
+    assert refused.value.args == (str(refused.value),)
+    assert isinstance(getattr(refused.value.__cause__, "orig", None), psycopg.OperationalError)
+
+
+def test_a_database_that_does_not_answer() -> None:
+    """A host that takes the connection and says nothing is given up after five seconds."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        started = time.monotonic()
+        with pytest.raises(LedgerUnavailable):
+            run(f"postgresql://u@127.0.0.1:{silent.getsockname()[1]}/l", "SELECT 1")
+
+    assert 4 < time.monotonic() - started < 9
+
+
+def test_a_connection_that_breaks(fresh_database: str) -> None:
+    """A server that goes away in the middle is unavailable, too."""
+    with pytest.raises(LedgerUnavailable):
+        run(fresh_database, "SELECT pg_terminate_backend(pg_backend_pid())")
+
+
+def test_a_database_without_our_tables(fresh_database: str) -> None:
+    """It is told apart from one that does not answer."""
+    with pytest.raises(LedgerNotMigratedError) as refused:
+        run(fresh_database, "SELECT value FROM wicketgate.snapshot_revision")
+
+    assert str(refused.value) == "The ledger database has no Wicketgate tables yet."
+
+
+def test_a_fault_of_ours_passes_through(ledger_url: str) -> None:
+    """A broken constraint is not dressed up as a missing database."""
+    with pytest.raises(IntegrityError):
+        run(ledger_url, "INSERT INTO wicketgate.snapshot_revision VALUES (false, 1)")
