@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from plugins import settings
-from plugins.settings import Document, Flaw, Place, SettingsError, dotted
+from plugins import provider_variables, settings
+from plugins.flags import (
+    CALLBACKS,
+    DATABASE_PARTS,
+    DOORS,
+    FLAGS,
+    HARMLESS_CALLBACKS,
+    KNOWN_SECTIONS,
+    LEAKS,
+    MAX_RETRIES,
+    SECTIONS,
+    VARIABLES,
+)
+from plugins.settings import Document, Flaw, Place, SettingsError, dotted, shown
 
 Level = Literal["fatal", "warning", "note"]
 
 DEFAULT_CONFIG = Path(__file__).parents[1] / "litellm_config.yaml"
 START_HOOK = "plugins.runtime:start"
-AUTHENTICATE = "plugins.tenant_grants.authenticate"
-DOORS = ["plugins.tenant_grants.tenant_grants", "plugins.router_hooks.router_hooks"]
-MAX_RETRIES = 5
 MASTER_KEY_LENGTH = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing to mend. `got` never shows a secret."""
+    """One thing to mend. `got` never shows a secret.
+
+    Attributes:
+        line: From 1; 0 for what stands in no file.
+    """
 
     level: Level
     file: str
@@ -39,169 +53,18 @@ class Problem:
     def __str__(self) -> str:
         got = f" (got {self.got})" if self.got else ""
         remedy = f"\n    {self.remedy}" if self.remedy else ""
-        return f"{self.file}:{self.line}: {self.path}: {self.rule}{got}{remedy}"
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """What one of LiteLLM's settings must be.
-
-    Attributes:
-        why: What goes wrong otherwise.
-
-        needed: Whether leaving it out is a problem too.
-    """
-
-    section: str
-    name: str
-    allowed: Callable[[Any], bool]
-    rule: str
-    why: str
-    needed: bool = False
-
-
-def _is(*values: Any) -> Callable[[Any], bool]:
-    return lambda value: any(value is known or value == known for known in values)
-
-
-def _true(section: str, name: str, why: str) -> Flag:
-    return Flag(section, name, lambda v: v is True, "must be true", why, needed=True)
-
-
-def _false(section: str, name: str, why: str) -> Flag:
-    return Flag(section, name, lambda v: v is False, "must be false", why, needed=True)
-
-
-def _off(section: str, name: str, why: str) -> Flag:
-    return Flag(section, name, lambda v: not v, "must not be set", why)
+        where = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{where}: {self.path}: {self.rule}{got}{remedy}"
 
 
 _GENERAL, _LITELLM, _ROUTER = "general_settings", "litellm_settings", "router_settings"
-_UNSEEN = "calls made on this way are seen by no policy"
-_OTHER_ROAD = "it opens a road to a provider around grants"
-_CLIENT_CHOOSES = "callers could choose destination or credentials"
-
-FLAGS: tuple[Flag, ...] = (
-    Flag(
-        _GENERAL, "custom_auth", _is(AUTHENTICATE), f"must be {AUTHENTICATE}",
-        "without it LiteLLM's own keys open everything", needed=True,
-    ),
-    _true(_GENERAL, "custom_auth_run_common_checks", "LiteLLM's own admin routes stay open"),
-    _true(_GENERAL, "disable_model_info_refresh", "LiteLLM calls every provider on its own"),
-    Flag(
-        _LITELLM, "callbacks", lambda v: isinstance(v, list) and v[:2] == DOORS,
-        f"must begin with {', '.join(DOORS)}", "grants would not hold at each attempt",
-        needed=True,
-    ),
-    _true(_LITELLM, "enable_post_custom_auth_checks", "LiteLLM's second wall stays down"),
-    _true(_LITELLM, "global_disable_no_log_param", "a caller could switch the bookkeeping off"),
-    _false(_LITELLM, "expose_router_debug_in_errors", "errors would name internal models"),
-    _false(_LITELLM, "allow_dynamic_callback_disabling", "a caller could switch our hooks off"),
-    _true(_LITELLM, "turn_off_message_logging", "prompts would reach logs and callbacks"),
-    Flag(
-        _LITELLM, "num_retries", lambda v: type(v) is int and 0 <= v <= MAX_RETRIES,
-        f"must be a whole number from 0 to {MAX_RETRIES}", "every retry is a paid attempt",
-        needed=True,
-    ),
-    Flag(
-        _ROUTER, "num_retries", lambda v: type(v) is int and 0 <= v <= MAX_RETRIES,
-        f"must be a whole number from 0 to {MAX_RETRIES}", "every retry is a paid attempt",
-    ),
-    _off(_GENERAL, "custom_auth_settings", "its modes fall back to LiteLLM's own keys"),
-    _off(_GENERAL, "allow_client_side_credentials", _CLIENT_CHOOSES),
-    _off(_GENERAL, "configurable_clientside_auth_params", _CLIENT_CHOOSES),
-    _off(_GENERAL, "forward_client_headers_to_llm_api", _CLIENT_CHOOSES),
-    _off(_GENERAL, "forward_llm_provider_auth_headers", _CLIENT_CHOOSES),
-    _off(_GENERAL, "forward_openai_org_id", _CLIENT_CHOOSES),
-    _off(_GENERAL, "pass_through_endpoints", _OTHER_ROAD),
-    _off(_GENERAL, "completion_model", "it replaces the model that was granted"),
-    _off(_GENERAL, "allow_requests_on_db_unavailable", "calls would pass unchecked"),
-    _off(_GENERAL, "background_health_checks", _UNSEEN),
-    _off(_GENERAL, "store_model_in_db", "models could be added past this file"),
-    _off(_GENERAL, "database_url", "LiteLLM would run its own migrations there"),
-    _off(_GENERAL, "cancel_on_disconnect", "attempts would end without being recorded"),
-    _off(_GENERAL, "dangerously_permit_weak_or_unset_master_key", "anyone could be the master"),
-    _off(_GENERAL, "enable_jwt_auth", "tokens would open what no key was granted"),
-    _off(_GENERAL, "enable_oauth2_auth", "tokens would open what no key was granted"),
-    _off(_GENERAL, "enable_oauth2_proxy_auth", "headers would open what no key was granted"),
-    _off(_GENERAL, "public_routes", "paths would be open without a key"),
-    _off(_GENERAL, "litellm_key_header_name", "keys are read from Authorization and x-api-key"),
-    Flag(
-        _GENERAL, "enforce_fallback_model_access", lambda v: v is True, "must not be false",
-        "LiteLLM's own check of fallbacks would be off",
-    ),
-    Flag(
-        _GENERAL, "always_include_stream_usage", lambda v: v is None, "must be left out",
-        "unset is the only way in which every stream reports its usage",
-    ),
-    Flag(
-        _LITELLM, "cache", lambda v: v is False, "must be false or left out",
-        "an answer kept for one tenant would be given to another",
-    ),
-    _off(_LITELLM, "cache_params", "an answer kept for one tenant would be given to another"),
-    _off(_LITELLM, "disable_streaming_logging", "streams would end without being recorded"),
-    _off(_LITELLM, "forward_traceparent_to_llm_provider", "a caller's header would leave"),
-    _off(_LITELLM, "add_user_information_to_llm_headers", "tenants would be named to providers"),
-    _off(_LITELLM, "default_fallbacks", "they send a call to models it was not granted"),
-    _off(_LITELLM, "fallbacks", "state them under router_settings"),
-    _off(_LITELLM, "context_window_fallbacks", "state them under router_settings.fallbacks"),
-    _off(_LITELLM, "content_policy_fallbacks", "state them under router_settings.fallbacks"),
-    _off(_LITELLM, "model_alias_map", "one name would stand for another past the grants"),
-    _off(_LITELLM, "success_callback", _UNSEEN),
-    _off(_LITELLM, "failure_callback", _UNSEEN),
-    _off(_LITELLM, "guardrails", _UNSEEN),
-    _off(_LITELLM, "vector_store_registry", _UNSEEN),
-    _off(_LITELLM, "set_verbose", "prompts and keys would be printed"),
-    _off(_ROUTER, "default_fallbacks", "they send a call to models it was not granted"),
-    _off(_ROUTER, "default_deployment", "an unknown model would be served by it"),
-    _off(_ROUTER, "model_group_alias", "one name would stand for another past the grants"),
-    _off(_ROUTER, "context_window_fallbacks", "state them under fallbacks"),
-    _off(_ROUTER, "content_policy_fallbacks", "state them under fallbacks"),
-    _off(_ROUTER, "plugins", _OTHER_ROAD),
-    _off(_ROUTER, "enable_tag_filtering", "tags would choose the deployment"),
-    _off(
-        _ROUTER, "dangerously_allow_mock_testing_request_params", "callers could fake failures"
-    ),
-    _off("router_general_settings", "pass_through_all_models", _OTHER_ROAD),
-)  # fmt: skip
-
-#: Whole sections of LiteLLM's that make calls of their own.
-SECTIONS = ("guardrails", "prompts", "mcp_servers", "vector_store_registry", "search_tools")
-#: Fields of an entry's `litellm_params` with which a call leaves its deployment.
-LEAKS = {
-    "silent_model": "it sends every call to a second model",
-    "use_in_pass_through": _OTHER_ROAD,
-    "configurable_clientside_auth_params": _CLIENT_CHOOSES,
-    "auto_router_config": "it makes calls of its own to choose a model",
-    "auto_router_default_model": "it makes calls of its own to choose a model",
-    "complexity_router_config": "it makes calls of its own to choose a model",
-    "fallbacks": "state them under router_settings.fallbacks",
-    "mock_response": "it answers without a model",
-}
-
-_PROVIDER_KEY = re.compile(r"^(?!WG_|WICKETGATE_|LITELLM_)[A-Z0-9_]+_API_(KEY|BASE|TOKEN)$")
-_PROVIDER_NAMES = frozenset(
-    """
-    OPENAI_BASE_URL OPENAI_ORGANIZATION ANTHROPIC_BASE_URL ANTHROPIC_AUTH_TOKEN AWS_ACCESS_KEY_ID
-    AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN AWS_PROFILE AWS_BEARER_TOKEN_BEDROCK
-    GOOGLE_APPLICATION_CREDENTIALS AZURE_AD_TOKEN AZURE_CLIENT_SECRET HF_TOKEN HUGGINGFACE_TOKEN
-    WATSONX_TOKEN DATABRICKS_TOKEN GITHUB_COPILOT_TOKEN
-    """.split()
-)
-#: LiteLLM provider prefix -> the variable it falls back to when an entry has no `api_key`.
-_FALLBACK_KEYS = {
-    "openai": "OPENAI_API_KEY",
-    "text-completion-openai": "OPENAI_API_KEY",
-    "anthropic": "ANTHROPIC_API_KEY",
-    "openrouter": "OPENROUTER_API_KEY",
-    "ollama": "OLLAMA_API_KEY",
-    "ollama_chat": "OLLAMA_API_KEY",
-    "hosted_vllm": "HOSTED_VLLM_API_KEY",
-}
 _SECRET_FIELDS = re.compile(
     r"(api_key|_token|secret|password|credentials|access_key)", re.IGNORECASE
 )
+_SECRET_HEADERS = re.compile(r"(authorization|key|token|secret|cookie)", re.IGNORECASE)
 _DUMMIES = frozenset({"", "none", "local", "dummy", "not-needed", "no-key", "sk-no-key-required"})
+_ROAD = "it opens a road to models that no entry labels"
+_FALLBACK_FORM = "expected a list of 'model: [model, ...]'"
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,63}")
 
 
@@ -213,15 +76,18 @@ def check_file(path: Path, environ: Mapping[str, str]) -> list[Problem]:
         return [_problem("fatal", path, None, flaw) for flaw in error.flaws]
     _, flaws = settings.interpret(document)
     found: list[tuple[Level, Flaw]] = [("fatal", flaw) for flaw in flaws]
-    for rule in (_flags, _sections, _entries, _names, _fallbacks, _master_key, _variables):
+    for rule in (
+        *(_flags, _callbacks, _retries, _sections, _entries, _names, _fallbacks),
+        *(_master_key, _variables),
+    ):
         found.extend(rule(document, environ))
     problems = [_problem(level, path, document, flaw) for level, flaw in found]
-    problems.extend(check_environment(path, document, environ))
+    problems.extend(check_environment(environ))
     return sorted(problems, key=lambda p: (("fatal", "warning", "note").index(p.level), p.line))
 
 
 def _problem(level: Level, path: Path, document: Document | None, flaw: Flaw) -> Problem:
-    line = document.line(flaw.place) if document else 1
+    line = document.line(flaw.place) if document else flaw.line or 1
     return Problem(
         level, str(path), line, dotted(flaw.place) or path.name, flaw.rule, flaw.got, flaw.remedy
     )
@@ -242,19 +108,68 @@ def _flags(document: Document, environ: Mapping[str, str]) -> Found:
             if flag.needed:
                 yield "fatal", Flaw((flag.section, flag.name), flag.rule, "nothing", flag.why)
         elif not flag.allowed(section[flag.name]):
-            got = shown(flag.name, section[flag.name])
+            got = masked(flag.name, section[flag.name])
             yield "fatal", Flaw((flag.section, flag.name), flag.rule, got, flag.why)
 
 
+def _callbacks(document: Document, environ: Mapping[str, str]) -> Found:
+    """Look at the callbacks beside our own."""
+    listed = _section(document, _LITELLM).get("callbacks")
+    place: Place = (_LITELLM, "callbacks")
+    for number, name in enumerate(listed if isinstance(listed, list) else []):
+        if name in DOORS or name in HARMLESS_CALLBACKS:
+            continue
+        if why := CALLBACKS.get(str(name)):
+            yield "fatal", Flaw((*place, number), "must not be set", shown(name), why)
+        else:
+            rule = "a callback that is not known to stay within the gateway"
+            remedy = "make sure that it calls no model and sends nothing to another region"
+            yield "warning", Flaw((*place, number), rule, shown(name), remedy)
+
+
+def _retries(document: Document, environ: Mapping[str, str]) -> Found:
+    """Look for attempts that are counted in other places than `num_retries`."""
+    rule, why = f"must be at most {MAX_RETRIES}", "every retry is a paid attempt"
+    router = _section(document, _ROUTER)
+    counts = dict(_numbers(router.get("retry_policy"), (_ROUTER, "retry_policy")))
+    groups = "model_group_retry_policy"
+    counts.update(_numbers(router.get(groups), (_ROUTER, groups)))
+    for number, entry in enumerate(settings.model_list(document.content)):
+        params = entry.get("litellm_params") if isinstance(entry, dict) else None
+        for name in ("num_retries", "max_retries", "retry_policy"):
+            if isinstance(params, dict):
+                at: Place = ("model_list", number, "litellm_params", name)
+                counts.update(_numbers(params.get(name), at))
+    for place, count in counts.items():
+        if count > MAX_RETRIES:
+            yield "fatal", Flaw(place, rule, shown(count), why)
+
+
+def _numbers(value: Any, place: Place) -> Iterator[tuple[Place, int]]:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _numbers(item, (*place, name))
+    elif type(value) is int:
+        yield place, value
+
+
 def _sections(document: Document, environ: Mapping[str, str]) -> Found:
-    for name in SECTIONS:
+    for name, why in SECTIONS.items():
         if document.content.get(name):
-            yield "fatal", Flaw((name,), "must not be set", "a section", _UNSEEN)
+            yield "fatal", Flaw((name,), "must not be set", "a section", why)
+    for name in document.content:
+        if name not in KNOWN_SECTIONS and name not in SECTIONS and not name.startswith(("x-", ".")):
+            near = difflib.get_close_matches(name, KNOWN_SECTIONS, n=1)
+            remedy = f"did you mean '{near[0]}'?" if near else "LiteLLM and Wicketgate ignore it"
+            yield "warning", Flaw((name,), "unknown section", name, remedy)
     for name, value in _section(document, "environment_variables").items():
-        if name.startswith("DATABASE_") or name == "DIRECT_URL" or is_provider_variable(name):
-            place: Place = ("environment_variables", name)
+        if name in VARIABLES or name in DATABASE_PARTS or is_provider_variable(name):
             remedy = "name the variable in the entry that needs it, as os.environ/NAME"
-            yield "fatal", Flaw(place, "must not be set here", shown(name, value, True), remedy)
+            got = shown(value) if settings.ENV_REFERENCE in str(value) else "***"
+            yield (
+                "fatal",
+                Flaw(("environment_variables", name), "must not be set here", got, remedy),
+            )
 
 
 def _entries(document: Document, environ: Mapping[str, str]) -> Found:
@@ -276,7 +191,7 @@ def _labels(entry: Mapping[str, Any], place: Place) -> Found:
         if not isinstance(value, str) or not _LABEL.fullmatch(value):
             rule = "expected a short label (letters, digits, . _ / : @ -)"
             remedy = "what is not labelled is granted to nobody"
-            yield "fatal", Flaw((*place, "model_info", name), rule, repr(value), remedy)
+            yield "fatal", Flaw((*place, "model_info", name), rule, shown(value), remedy)
     for name in ("input_cost_per_token", "output_cost_per_token", "max_input_tokens"):
         if info.get(name) is None:
             remedy = "state it, 0 included: budgets and context limits need it"
@@ -287,12 +202,12 @@ def _model_name(entry: Mapping[str, Any], place: Place) -> Found:
     name = entry.get("model_name")
     if isinstance(name, str) and (not name or name != name.strip() or re.search(r"[*,\s]", name)):
         rule = "expected a name without spaces, commas and *"
-        yield "fatal", Flaw((*place, "model_name"), rule, repr(name), _OTHER_ROAD)
+        yield "fatal", Flaw((*place, "model_name"), rule, shown(name), _ROAD)
     params = entry.get("litellm_params")
     model = params.get("model") if isinstance(params, dict) else None
-    if not isinstance(model, str) or "*" in model or not model:
+    if not isinstance(model, str) or not model or "*" in model or model.startswith("auto_router/"):
         rule = "expected one model of a provider"
-        yield "fatal", Flaw((*place, "litellm_params", "model"), rule, repr(model), _OTHER_ROAD)
+        yield "fatal", Flaw((*place, "litellm_params", "model"), rule, shown(model), _ROAD)
 
 
 def _params(entry: Mapping[str, Any], place: Place, environ: Mapping[str, str]) -> Found:
@@ -302,26 +217,47 @@ def _params(entry: Mapping[str, Any], place: Place, environ: Mapping[str, str]) 
     at: Place = (*place, "litellm_params")
     for name, why in LEAKS.items():
         if params.get(name):
-            got = shown(name, params[name])
-            yield "fatal", Flaw((*at, name), "must not be set", got, why)
-    for name, value in params.items():
-        if _is_literal_secret(name, value):
-            remedy = "name a variable instead: os.environ/NAME"
-            yield "warning", Flaw((*at, name), "a secret stands in the file", "***", remedy)
-    provider = str(params.get("custom_llm_provider") or str(params.get("model")).partition("/")[0])
-    variable = _FALLBACK_KEYS.get(provider, f"{provider.upper()}_API_KEY")
-    if params.get("api_key") is None and environ.get(variable):
-        rule = f"without it LiteLLM sends {variable} there"
-        yield "fatal", Flaw((*at, "api_key"), rule, "nothing", 'write the key, or "none"')
+            yield "fatal", Flaw((*at, name), "must not be set", masked(name, params[name]), why)
+    for where in _literal_secrets(params):
+        remedy = "name a variable instead: os.environ/NAME"
+        yield "warning", Flaw((*at, *where), "a secret stands in the file", "***", remedy)
+    yield from _own_key(params, at, environ)
     absent = settings.missing(entry, environ)
     if absent:
         yield "note", Flaw(place, f"left out at start: {', '.join(absent)} not set")
-    engine = _info(entry).get("engine")
-    url = engine.get("url") if isinstance(engine, dict) else None
-    base = params.get("api_base")
-    if isinstance(base, str) and isinstance(url, str) and not base.startswith(url):
+    yield from _engine(_info(entry).get("engine"), params, at)
+
+
+def _own_key(params: Mapping[str, Any], at: Place, environ: Mapping[str, str]) -> Found:
+    """Look for entries for which LiteLLM would take a key from the environment."""
+    if params.get("litellm_credential_name"):
+        return
+    provider = params.get("custom_llm_provider")
+    candidates = provider_variables.borrowed(
+        str(params.get("model")), provider if isinstance(provider, str) else None
+    )
+    variable = next((name for name in candidates if environ.get(name)), None)
+    if variable is None:
+        return
+    if params.get("api_key") in (None, ""):
+        rule = f"without it LiteLLM sends {variable} there"
+        yield "fatal", Flaw((*at, "api_key"), rule, "nothing", 'write the key, or "none"')
+    elif settings.missing(params["api_key"], environ):
+        rule = f"is not set: where deploy/up does not leave the entry out, {variable} is sent there"
+        yield "warning", Flaw((*at, "api_key"), rule, shown(params["api_key"]), "set it")
+
+
+def _engine(engine: Any, params: Mapping[str, Any], at: Place) -> Found:
+    if not isinstance(engine, dict):
+        return
+    base, url = params.get("api_base"), engine.get("url")
+    if not base:
+        rule = "must be stated for an engine of our own"
+        remedy = "without it LiteLLM calls the provider's public address"
+        yield "fatal", Flaw((*at, "api_base"), rule, "nothing", remedy)
+    elif isinstance(base, str) and isinstance(url, str) and not base.startswith(url):
         remedy = "the queue would watch another engine than the one that is called"
-        yield "warning", Flaw((*at, "api_base"), "is not below engine.url", base, remedy)
+        yield "warning", Flaw((*at, "api_base"), "is not below engine.url", shown(base), remedy)
 
 
 def _info(entry: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -329,40 +265,67 @@ def _info(entry: Mapping[str, Any]) -> Mapping[str, Any]:
     return info if isinstance(info, dict) else {}
 
 
-def _is_literal_secret(name: str, value: Any) -> bool:
+def _literal_secrets(params: Mapping[str, Any]) -> Iterator[Place]:
+    for name, value in params.items():
+        if name in ("headers", "extra_headers") and isinstance(value, dict):
+            for header, text in value.items():
+                if _SECRET_HEADERS.search(header) and _is_literal(text):
+                    yield (name, header)
+        elif _SECRET_FIELDS.search(name) and not name.endswith("_per_token"):
+            if _is_literal(value):
+                yield (name,)
+        elif isinstance(value, str) and re.search(r"//[^/@\s]*:[^/@\s]*@", value):
+            yield (name,)
+
+
+def _is_literal(value: Any) -> bool:
     return (
-        bool(_SECRET_FIELDS.search(name))
-        and isinstance(value, str)
+        isinstance(value, str)
         and not value.startswith(settings.ENV_REFERENCE)
         and value.lower() not in _DUMMIES
-        and not name.endswith("_per_token")
     )
 
 
 def _names(document: Document, environ: Mapping[str, str]) -> Found:
-    entries = [e for e in settings.model_list(document.content) if isinstance(e, dict)]
-    ids = Counter(_info(entry).get("id") for entry in entries)
-    names = {e.get("model_name") for e in entries}
+    entries = [e if isinstance(e, dict) else {} for e in settings.model_list(document.content)]
+    ids = Counter(i for e in entries if isinstance(i := _info(e).get("id"), str))
+    names = {n for e in entries if isinstance(n := e.get("model_name"), str)}
     for number, entry in enumerate(entries):
         identifier = _info(entry).get("id")
+        if not isinstance(identifier, str):
+            continue
         place: Place = ("model_list", number, "model_info", "id")
-        if identifier is not None and ids[identifier] > 1:
-            yield "fatal", Flaw(place, "stands at several entries", repr(identifier))
+        if ids[identifier] > 1:
+            yield "fatal", Flaw(place, "stands at several entries", shown(identifier))
         if identifier in names:
             remedy = "LiteLLM takes an id for a model name"
-            yield "fatal", Flaw(place, "is also a model_name", repr(identifier), remedy)
+            yield "fatal", Flaw(place, "is also a model_name", shown(identifier), remedy)
 
 
 def _fallbacks(document: Document, environ: Mapping[str, str]) -> Found:
     entries = settings.model_list(document.content)
-    names = {entry.get("model_name") for entry in entries if isinstance(entry, dict)}
-    place: Place = ("router_settings", "fallbacks")
-    for model, targets in settings.fallbacks_of(document.content).items():
+    names = [e.get("model_name") for e in entries if isinstance(e, dict)]
+    listed = _section(document, _ROUTER).get("fallbacks")
+    place: Place = (_ROUTER, "fallbacks")
+    if listed is not None and not isinstance(listed, list):
+        yield "fatal", Flaw(place, _FALLBACK_FORM, shown(listed))
+        return
+    for number, item in enumerate(listed or []):
+        at = (*place, number)
+        # LiteLLM takes a bare name for a fallback of every model, and reads only the first key.
+        if not isinstance(item, dict) or len(item) != 1:
+            yield "fatal", Flaw(at, _FALLBACK_FORM, shown(item))
+            continue
+        ((model, targets),) = item.items()
+        if not isinstance(targets, list):
+            yield "fatal", Flaw((*at, model), _FALLBACK_FORM, shown(targets))
+            continue
         for name in (model, *targets):
             if name not in names:
-                yield "fatal", Flaw(place, "names a model that is not in model_list", repr(name))
+                rule = "names a model that is not in model_list"
+                yield "fatal", Flaw((*at, model), rule, shown(name))
         if model in targets:
-            yield "fatal", Flaw(place, "sends a model to itself", repr(model))
+            yield "fatal", Flaw((*at, model), "sends a model to itself", shown(model))
 
 
 def _master_key(document: Document, environ: Mapping[str, str]) -> Found:
@@ -370,7 +333,7 @@ def _master_key(document: Document, environ: Mapping[str, str]) -> Found:
     place: Place = (_GENERAL, "master_key")
     remedy = "write os.environ/LITELLM_MASTER_KEY; deploy/up keeps a random one"
     if not isinstance(key, str) or not key:
-        yield "fatal", Flaw(place, "must name a variable", repr(key), remedy)
+        yield "fatal", Flaw(place, "must name a variable", "nothing", remedy)
         return
     if not key.startswith(settings.ENV_REFERENCE):
         yield "warning", Flaw(place, "a secret stands in the file", "***", remedy)
@@ -398,19 +361,20 @@ def _variables(document: Document, environ: Mapping[str, str]) -> Found:
 
 
 def is_provider_variable(name: str) -> bool:
-    """Return whether LiteLLM or a provider's client would read this variable on its own."""
-    return name in _PROVIDER_NAMES or _PROVIDER_KEY.fullmatch(name) is not None
+    """Return whether LiteLLM would find a provider, its address or its key by this variable."""
+    return name in provider_variables.NAMES
 
 
-def check_environment(
-    path: Path, document: Document, environ: Mapping[str, str]
-) -> Iterator[Problem]:
-    for name in ("DATABASE_URL", "DIRECT_URL"):
-        if environ.get(name):
-            yield Problem(
-                "fatal", "environment", 0, name, "must not be set: LiteLLM would migrate it",
-                "***", "name the ledger's database in LEDGER_URL",
-            )  # fmt: skip
+def check_environment(environ: Mapping[str, str]) -> Iterator[Problem]:
+    """Yield what would make LiteLLM load or call something that the file does not say."""
+    for name, (why, remedy) in VARIABLES.items():
+        if environ.get(name, "").lower() not in ("", "false", "0"):
+            rule = f"must not be set: {why}"
+            yield Problem("fatal", "environment", 0, name, rule, "***", remedy)
+    if all(environ.get(name) for name in DATABASE_PARTS):
+        rule = "LiteLLM makes a DATABASE_URL of them, except under deploy/up"
+        remedy = "unset one, or start with deploy/up"
+        yield Problem("warning", "environment", 0, ", ".join(DATABASE_PARTS), rule, "***", remedy)
 
 
 def check_launch(environ: Mapping[str, str]) -> list[Problem]:
@@ -431,18 +395,22 @@ def check_launch(environ: Mapping[str, str]) -> list[Problem]:
                 "keys and grants are kept there",
             )
         )  # fmt: skip
+    if environ.get("DEFAULT_MAX_RETRIES") != "0":
+        rule = "must be 0: a provider's client would retry inside one attempt"
+        problems.append(problem("fatal", "DEFAULT_MAX_RETRIES", rule, "retries are LiteLLM's job"))
     for name, value in (("LITELLM_RUST", "0"), ("DISABLE_ADMIN_UI", "True")):
         if environ.get(name, value).lower() != value.lower():
             problems.append(problem("warning", name, f"should be {value}", ""))
+    if environ.get("NUM_WORKERS", "1") != "1" and environ.get("WICKETGATE_METRICS_PORT"):
+        name, rule = "PROMETHEUS_MULTIPROC_DIR", "must name a folder, with several workers"
+        if not environ.get(name):
+            problems.append(problem("warning", name, rule, "metrics would be one worker's only"))
     return problems
 
 
-def shown(name: str, value: Any, secret: bool = False) -> str:
-    """Return a value for people to read, without what could be a secret."""
-    if secret or _SECRET_FIELDS.search(name) or "url" in name:
-        return "***"
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+def masked(name: str, value: Any) -> str:
+    """Return a value for people to read, or `***` when its name says that it is a secret."""
+    return "***" if _SECRET_FIELDS.search(name) or "url" in name else shown(value)
 
 
 def command(config: Path | None, as_json: bool) -> int:

@@ -32,6 +32,9 @@ class InFlight:
 
         refusal: Why a door stopped the call, or whose fault its failure is; the gate
             answers with it.
+
+        failure: Whose fault the latest failed attempt is; told when LiteLLM itself only
+            says that no deployment is left.
     """
 
     key: Key
@@ -41,6 +44,7 @@ class InFlight:
     attempts: dict[tuple[object, ...], Deployment] = field(default_factory=dict)
     served_by: Deployment | None = None
     refusal: Refusal | None = None
+    failure: Refusal | None = None
 
 
 _current: ContextVar[InFlight | None] = ContextVar("wicketgate_in_flight", default=None)

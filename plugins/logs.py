@@ -26,6 +26,8 @@ class WithoutContent(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if not self.serving or record.name.startswith(OURS):
             return True
+        if record.name.startswith("uvicorn") and record.levelno < logging.WARNING:
+            return True  # the server's notes on its own life
         kind = record.exc_info[0].__name__ if record.exc_info and record.exc_info[0] else ""
         record.msg = f"{record.module}:{record.lineno} {kind}".rstrip()
         record.args = ()

@@ -56,6 +56,8 @@ def environment(
         # file that the checks have not seen.
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "LITELLM_RUST": "0",
+        # No tries of a provider's client inside one attempt, where no hook sees them.
+        "DEFAULT_MAX_RETRIES": "0",
         "LITELLM_MODE": "PRODUCTION",
         "DISABLE_ADMIN_UI": "True",
         "NO_DOCS": "True",

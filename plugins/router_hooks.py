@@ -6,6 +6,7 @@ own stops the call inside LiteLLM, before a byte has left.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from litellm.integrations.custom_logger import CustomLogger
@@ -33,6 +34,7 @@ class RouterHooks(CustomLogger):
             seam.mark(data, entry.id)
             data["model"], *fallbacks = entry.plan.models
             seam.set_fallbacks(data, fallbacks)
+            seam.dont_wait_for(data, running.without_a_choice(entry.plan))
             return data
 
     async def async_filter_deployments(
@@ -49,7 +51,11 @@ class RouterHooks(CustomLogger):
             if entry is None or entry.plan is None:
                 raise seam.Stop()
             allowed = entry.plan.deployments
-            return [d for d in healthy_deployments if seam.listed_id(d) in allowed]
+            usable = [d for d in healthy_deployments if seam.listed_id(d) in allowed]
+            # A second try at the deployment that just failed, while another one is free,
+            # would be a coin toss of LiteLLM's.
+            tried = {deployment.id for deployment in entry.attempts.values()}
+            return [d for d in usable if seam.listed_id(d) not in tried] or usable
 
     async def async_pre_call_deployment_hook(
         self, kwargs: dict[str, Any], call_type: Any
@@ -74,6 +80,19 @@ class RouterHooks(CustomLogger):
             entry.served_by = deployment
             return seam.pin(kwargs, trusted)
 
+    async def async_post_call_failure_deployment_hook(
+        self,
+        request_data: Mapping[str, object],
+        exception: Exception,
+        call_type: Any,
+        fallback_depth: int | None = None,
+    ) -> None:
+        """Keep what a provider's failure was: LiteLLM may report only that nobody is left."""
+        with metrics.timed("failure"), seam.client_safe("failure"):
+            entry = inflight.by_marker(seam.marker_of(request_data))
+            if entry is not None:
+                entry.failure = seam.whose_fault(exception)
+
     async def async_post_call_failure_hook(
         self,
         request_data: dict[str, Any],
@@ -85,7 +104,8 @@ class RouterHooks(CustomLogger):
         with metrics.timed("failure"), seam.client_safe("failure"):
             entry = inflight.current()
             if entry is not None and entry.refusal is None:
-                entry.refusal = seam.whose_fault(original_exception)
+                known = entry.failure if seam.nobody_left(original_exception) else None
+                entry.refusal = known or seam.whose_fault(original_exception)
 
 
 def _stop(entry: InFlight | None, refusal: Refusal) -> seam.Stop:

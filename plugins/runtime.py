@@ -17,7 +17,7 @@ from plugins.keeper import Keeper
 from plugins.policy.call import Limits
 from plugins.policy.grants import DataClass, Deployment
 from plugins.policy.identity import Key
-from plugins.policy.plan import Catalog
+from plugins.policy.plan import Catalog, Plan
 from plugins.telemetry import metrics
 
 log = logging.getLogger("wicketgate")
@@ -62,6 +62,14 @@ class Runtime:
             model
             for model, deployments in self.catalog.groups.items()
             if grants.allowed(deployments, DataClass.ANY)
+        ]
+
+    def without_a_choice(self, plan: Plan) -> list[str]:
+        """Return the models of *plan* that one single deployment may serve."""
+        return [
+            model
+            for model in plan.models
+            if sum(d.id in plan.deployments for d in self.catalog.groups[model]) == 1
         ]
 
     def sound(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -123,6 +123,16 @@ def set_fallbacks(data: dict[str, Any], models: list[str]) -> None:
     data["content_policy_fallbacks"] = []
 
 
+def dont_wait_for(data: dict[str, Any], models: Iterable[str]) -> None:
+    """Send a call on at once when the only deployment of one of *models* asks for patience.
+
+    LiteLLM would sleep through a provider's `Retry-After`, up to a minute, and try it again;
+    whether to wait is the caller's to decide. Groups with a choice are not affected.
+    """
+    patience = {"RateLimitErrorRetries": 0, "ServiceUnavailableErrorRetries": 0}
+    data["model_group_retry_policy"] = dict.fromkeys(models, patience)
+
+
 def listed_id(entry: Mapping[str, Any]) -> str | None:
     """Return the id of an entry of the router's list."""
     return deployment_id({"model_info": entry.get("model_info")})
@@ -156,18 +166,25 @@ def pin(kwargs: dict[str, Any], trusted: Mapping[str, Any]) -> dict[str, Any]:
     return pinned
 
 
+def nobody_left(error: BaseException) -> bool:
+    """Tell whether LiteLLM found no deployment to call: every one is resting, or turned away."""
+    return type(error).__name__.startswith("RouterRateLimitError")
+
+
 def whose_fault(error: BaseException) -> Refusal:
     """Return the refusal for a failure that LiteLLM reports.
 
     The provider's words stay out of it: they may quote the prompt, or the key it was sent.
     """
     cooldown = getattr(error, "cooldown_time", None)
-    if type(error).__name__.startswith("RouterRateLimitError"):
+    if nobody_left(error):
         # LiteLLM rests a deployment that failed; its 429 is not about the caller's rate.
         wait = math.ceil(cooldown) if isinstance(cooldown, int | float) else None
         return Refusal("upstream_error", "No provider is available now.", retry_after=wait)
     status = _status(error)
     wait = _retry_after(error)
+    if _failed_before_sending(error):
+        return Refusal("invalid_request_error", "The request is not valid for this model.")
     if type(error).__name__ == "ContextWindowExceededError":
         return context_length_exceeded()
     if status in {401, 403}:
@@ -177,6 +194,19 @@ def whose_fault(error: BaseException) -> Refusal:
     if status in {400, 413, 422}:
         return Refusal("invalid_request_error", "The provider refused the request as not valid.")
     return Refusal("upstream_error", "The provider failed to answer.", retry_after=wait)
+
+
+def _failed_before_sending(error: BaseException) -> bool:
+    """Tell whether LiteLLM gave up while it put the request into the provider's form.
+
+    Every failure of a connection or of an answer has a library's error in its chain; this
+    one has only LiteLLM's wrapper and a plain Python error.
+    """
+    chain = [error]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and len(chain) < 16:
+        chain.append(cause)
+    modules = {type(link).__module__ for link in chain}
+    return modules == {"litellm.exceptions", "builtins"}
 
 
 def _status(error: BaseException) -> int | None:

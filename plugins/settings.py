@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from decimal import Decimal, InvalidOperation
@@ -17,8 +18,10 @@ from plugins.policy.grants import Deployment
 MAX_BYTES = 2_000_000
 MAX_DEPTH = 50
 MAX_VALUES = 100_000
+SHOWN_LENGTH = 80
 ENV_REFERENCE = "os.environ/"
 SECTION = "wicketgate"
+MAPPING, SEQUENCE = "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"
 SUBSECTIONS = ("task_types", "routes", "cascades", "defaults", "hosting")
 
 Place = tuple[str | int, ...]
@@ -31,13 +34,16 @@ class Flaw:
     Attributes:
         rule: What is expected there.
 
-        got: What stands there, as text; "" where nothing does.
+        got: What stands there, as text; "" where nothing does. Never a secret.
+
+        line: Where the file cannot be parsed, and so has no places; None otherwise.
     """
 
     place: Place
     rule: str
     got: str = ""
     remedy: str = ""
+    line: int | None = None
 
 
 class SettingsError(Exception):
@@ -124,6 +130,16 @@ def dotted(place: Place) -> str:
     return text
 
 
+def shown(value: Any) -> str:
+    """Return a value for people to read: no whole sections, no password of a URL."""
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    text = re.sub(r"(?<=//)[^/@\s]*@|[^/@\s'\"]*:[^/@\s]*@", "***@", repr(value))
+    return text if len(text) <= SHOWN_LENGTH else f"{text[: SHOWN_LENGTH - 3]}..."
+
+
 def read(path: Path) -> Document:
     """Parse the file, keeping lines and spellings.
 
@@ -144,10 +160,20 @@ def read(path: Path) -> Document:
     try:
         return _Reader(text).document()
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "cannot be parsed"
-        raise SettingsError([Flaw((), f"not valid YAML{where}: {problem}")]) from None
+        raise SettingsError([_not_yaml(error, text)]) from None
+    except RecursionError:
+        raise SettingsError([Flaw((), f"nested more than {MAX_DEPTH} levels deep")]) from None
+
+
+def _not_yaml(error: yaml.YAMLError, text: str) -> Flaw:
+    mark = getattr(error, "problem_mark", None)
+    line = mark.line + 1 if mark else None
+    problem = getattr(error, "problem", None) or "cannot be parsed"
+    if isinstance(error, yaml.reader.ReaderError):
+        line = text.count("\n", 0, error.position) + 1
+        problem = "a character that YAML does not allow"
+    where = f" at line {line}" if line else ""
+    return Flaw((), f"not valid YAML{where}: {problem}", line=line)
 
 
 class _Reader:
@@ -173,12 +199,20 @@ class _Reader:
             raise SettingsError([Flaw(place[:1], f"more than {MAX_VALUES} values")])
         if len(place) > MAX_DEPTH:
             raise SettingsError([Flaw(place[:3], f"nested more than {MAX_DEPTH} levels deep")])
-        if isinstance(node, yaml.MappingNode):
+        if isinstance(node, yaml.MappingNode) and node.tag == MAPPING:
             return self._mapping(node, place)
-        if isinstance(node, yaml.SequenceNode):
+        if isinstance(node, yaml.SequenceNode) and node.tag == SEQUENCE:
             return [self._value(item, (*place, n)) for n, item in enumerate(node.value)]
+        if not isinstance(node, yaml.ScalarNode):
+            self._flaws.append(Flaw(place, "expected a plain mapping or list", node.tag))
+            return None
         self._spelled[place] = node.value
-        return self._loader.construct_object(node)
+        try:
+            return self._loader.construct_object(node)
+        except (ValueError, KeyError, yaml.constructor.ConstructorError):
+            rule = "cannot be read as what it looks like; put it in quotes"
+            self._flaws.append(Flaw(place, rule, node.tag.removeprefix("tag:yaml.org,2002:")))
+            return None
 
     def _mapping(self, node: yaml.MappingNode, place: Place) -> dict[str, Any]:
         written = [key.value for key, _ in node.value]
@@ -188,6 +222,9 @@ class _Reader:
         self._loader.flatten_mapping(node)
         found: dict[str, Any] = {}
         for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                self._flaws.append(Flaw(place, "expected keys that are plain text"))
+                continue
             name = str(key.value)
             self._lines[(*place, name)] = key.start_mark.line + 1
             found[name] = self._value(value, (*place, name))
@@ -212,9 +249,14 @@ def interpret(document: Document) -> tuple[Settings, list[Flaw]]:
     flaws = list(document.flaws)
     ours = document.content.get(SECTION) or {}
     if not isinstance(ours, dict):
-        flaws.append(Flaw((SECTION,), "expected a mapping", repr(ours)))
+        flaws.append(Flaw((SECTION,), "expected a mapping", shown(ours)))
         ours = {}
     flaws.extend(_unknown((SECTION,), ours, SUBSECTIONS))
+    flaws.extend(
+        Flaw((SECTION, name), "expected a mapping", shown(ours[name]))
+        for name in SUBSECTIONS
+        if name != "defaults" and not isinstance(ours.get(name) or {}, dict)
+    )
     defaults, found = _defaults(ours.get("defaults"))
     flaws.extend(found)
     entries = []
@@ -259,15 +301,15 @@ def _defaults(raw: Any) -> tuple[Limits, list[Flaw]]:
     if raw is None:
         return Limits(), []
     if not isinstance(raw, dict):
-        return Limits(), [Flaw(place, "expected a mapping", repr(raw))]
+        return Limits(), [Flaw(place, "expected a mapping", shown(raw))]
     flaws = list(_unknown(place, raw, [f.name for f in fields(Limits)]))
     size = raw.get("max_body_bytes", Limits().max_body_bytes)
     if type(size) is not int or not 1_000 <= size <= 1_000_000_000:
         rule = "expected a whole number from 1000 to 1000000000"
-        flaws.append(Flaw((*place, "max_body_bytes"), rule, repr(size)))
+        flaws.append(Flaw((*place, "max_body_bytes"), rule, shown(size)))
     media = raw.get("remote_media", Limits().remote_media)
     if type(media) is not bool:
-        flaws.append(Flaw((*place, "remote_media"), "expected true or false", repr(media)))
+        flaws.append(Flaw((*place, "remote_media"), "expected true or false", shown(media)))
     return (Limits() if flaws else Limits(size, media)), flaws
 
 
@@ -298,17 +340,19 @@ def _entry(
     def count(name: str) -> int | None:
         value = info.get(name)
         if value is not None and (type(value) is not int or value < 1):
-            flaws.append(Flaw((*at, name), "expected a whole number above 0", repr(value)))
+            flaws.append(Flaw((*at, name), "expected a whole number above 0", shown(value)))
             return None
         return value
 
-    engine, found = _engine(info.get("engine"), (*at, "engine"))
-    flaws.extend(found)
+    engine = None
+    if "engine" in info:
+        engine, found = _engine(info["engine"], (*at, "engine"))
+        flaws.extend(found)
     labels = {name: _label(info.get(name)) for name in ("id", "provider", "region")}
     entry = DeploymentEntry(
         Deployment(
             labels["id"], raw["model_name"], labels["provider"], labels["region"],
-            local="engine" in info,
+            local=engine is not None,
         ),
         params,
         price("input_cost_per_token"),
@@ -336,26 +380,24 @@ def _price(
         price = Decimal("NaN")
     if isinstance(value, bool) or not price.is_finite() or price < 0:
         rule = "expected US dollars for one token, 0 or more"
-        return None, [Flaw(place, rule, repr(value))]
+        return None, [Flaw(place, rule, shown(value))]
     return price, []
 
 
 def _engine(raw: Any, place: Place) -> tuple[Engine | None, list[Flaw]]:
-    if raw is None:
-        return None, []
     if not isinstance(raw, dict):
-        return None, [Flaw(place, "expected a mapping", repr(raw))]
+        return None, [Flaw(place, "expected a mapping of kind and url", shown(raw))]
     flaws = list(_unknown(place, raw, [f.name for f in fields(Engine)]))
     kind, url = raw.get("kind"), raw.get("url")
     kinds = ("llama.cpp", "ollama", "vllm", "sglang", "none")
     if kind not in kinds:
-        flaws.append(Flaw((*place, "kind"), f"expected one of {', '.join(kinds)}", repr(kind)))
+        flaws.append(Flaw((*place, "kind"), f"expected one of {', '.join(kinds)}", shown(kind)))
     if not isinstance(url, str) or not url.startswith(("http://", "https://", ENV_REFERENCE)):
-        flaws.append(Flaw((*place, "url"), "expected the engine's http URL", repr(url)))
+        flaws.append(Flaw((*place, "url"), "expected the engine's http URL", shown(url)))
     for name in ("slots", "queue"):
         value = raw.get(name)
         if value is not None and (type(value) is not int or value < 0):
-            flaws.append(Flaw((*place, name), "expected a whole number", repr(value)))
+            flaws.append(Flaw((*place, name), "expected a whole number", shown(value)))
     return (None if flaws else Engine(**raw)), flaws
 
 
@@ -383,7 +425,9 @@ def render(
 
     Fallbacks to a model that is left out go with it. Nothing else is changed.
     """
-    content = read(path).content
+    read(path)  # within bounds
+    # Read again the way LiteLLM does, so that keys such as `429:` stay what they are.
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
     kept, left_out = [], []
     for entry in model_list(content):
         absent = missing(entry, environ)

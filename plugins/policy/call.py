@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plugins.policy.grants import DataClass
+from plugins.policy.identity import SECRET_START
 from plugins.policy.refusal import Refusal
 from plugins.policy.routes import CONTROL_FIELDS, Dialect, Route
 
@@ -24,6 +25,8 @@ _PRINTABLE = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 _OWN_TOOLS = frozenset({"function", "custom"})
 _OWN_TOOL_FAMILIES = ("bash_", "text_editor_", "computer_", "memory_")
 #: Fields of a message part that point at data held elsewhere under the operator's account.
+_STORED_TYPES = frozenset({"item_reference", "image_generation_call"})
+_DATA_OBJECTS = (*("source", "image_url", "file", "input_audio", "video_url", "content", "output"),)
 _STORED_REFERENCES = ("file_id", "container_id", "server_url", "connector_id")
 _LINKS = ("url", "image_url", "file_url", "video_url", "input_audio_url")
 
@@ -70,6 +73,7 @@ def read_call(
         _check_fields(route, body)
         or _check_caps(route, body)
         or _check_metadata(body.get("metadata"))
+        or _check_messages(body.get("messages"))
         or _check_content(route, body, limits)
     )
     if problem is not None:
@@ -88,7 +92,11 @@ def read_call(
         task_type=work["task-type"],
         task_id=work["task-id"],
     )
-    return call, {name: value for name, value in body.items() if name != "metadata"}
+    cleaned = {name: value for name, value in body.items() if name != "metadata"}
+    if "store" in (route.fields or {}):
+        # Left out, it would mean that the provider keeps the answer.
+        cleaned["store"] = False
+    return call, cleaned
 
 
 def _caps(route: Route) -> tuple[str, ...]:
@@ -133,6 +141,25 @@ def _check_metadata(metadata: Mapping[str, Any] | None) -> Refusal | None:
     return None
 
 
+def _check_messages(messages: Any) -> Refusal | None:
+    """Refuse a message that no dialect knows; LiteLLM would fail over it without sending it."""
+    for number, message in enumerate(messages or ()):
+        place = f"messages[{number}]"
+        if not isinstance(message.get("role"), str):
+            return _malformed(f"'{place}.role' must be text.", "messages")
+        content = message.get("content")
+        if not isinstance(content, str | list | None):
+            return _malformed(f"'{place}.content' must be text or a list of parts.", "messages")
+        for part in content if isinstance(content, list) else ():
+            if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+                return _malformed(f"Each part of '{place}.content' must have a type.", "messages")
+            if part["type"] == "text" and not isinstance(part.get("text"), str):
+                return _malformed(f"A text part of '{place}.content' has no text.", "messages")
+        if not isinstance(message.get("tool_calls"), list | None):
+            return _malformed(f"'{place}.tool_calls' must be a list.", "messages")
+    return None
+
+
 def _check_content(route: Route, body: Mapping[str, Any], limits: Limits) -> Refusal | None:
     for place, tool in _enumerated("tools", body.get("tools")):
         kind = tool.get("type", "custom" if route.dialect is Dialect.ANTHROPIC else None)
@@ -141,6 +168,8 @@ def _check_content(route: Route, body: Mapping[str, Any], limits: Limits) -> Ref
                 f"{place}.type", "only tools that the caller runs itself are accepted"
             )
     for place, part in _parts(body):
+        if part.get("type") in _STORED_TYPES or isinstance(part.get("audio"), dict):
+            return not_allowed(f"{place}.type", "data must be sent in the call itself")
         for name in _STORED_REFERENCES:
             if part.get(name) is not None:
                 return not_allowed(f"{place}.{name}", "data must be sent in the call itself")
@@ -178,7 +207,7 @@ def _parts(body: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             waiting.extend(_enumerated(f"{place}.{name}", part.get(name)))
         waiting.extend(
             (f"{place}.{name}", part[name])
-            for name in ("source", "image_url", "file", "input_audio", "video_url", "content")
+            for name in _DATA_OBJECTS
             if isinstance(part.get(name), dict)
         )
 
@@ -236,7 +265,8 @@ def unreadable_text(document: Any) -> Refusal | None:
 
 
 def not_allowed(name: str, why: str = "it is not accepted by this gateway") -> Refusal:
-    shown = _PRINTABLE.sub("?", name)[:80]
+    # A key that was sent as a name is not repeated.
+    shown = "?" if SECRET_START in name else _PRINTABLE.sub("?", name)[:80]
     return Refusal("param_not_allowed", f"The field '{shown}' is refused: {why}.", param=shown)
 
 

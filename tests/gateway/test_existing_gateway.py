@@ -105,6 +105,7 @@ def gateway(
             {},
             [
                 "LEDGER_URL",
+                "DEFAULT_MAX_RETRIES",
                 "general_settings.custom_auth",
                 "litellm_settings.callbacks",
                 "model_list[0].model_info.region",
@@ -144,7 +145,9 @@ def test_an_equipped_gateway_serves_tenants(tmp_path: Path, fresh_database: str)
     tenant = office.tenant("team", models=["gpt"], providers=["team"], regions=["eu"])
     port = free_port()
     env = environment(
-        LEDGER_URL=fresh_database, LITELLM_WORKER_STARTUP_HOOKS="plugins.runtime:start"
+        LEDGER_URL=fresh_database,
+        LITELLM_WORKER_STARTUP_HOOKS="plugins.runtime:start",
+        DEFAULT_MAX_RETRIES="0",
     )
     with Provider("team") as provider, gateway(tmp_path, as_told(provider), env, port) as process:
         wait_until_ready(port, process, tmp_path / "log")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+from importlib import util
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from plugins import check
-from plugins.check import DEFAULT_CONFIG, FLAGS, LEAKS, SECTIONS, Flag, Problem
+from plugins import check, provider_variables
+from plugins.check import DEFAULT_CONFIG, Problem
+from plugins.flags import CALLBACKS, DATABASE_PARTS, FLAGS, LEAKS, SECTIONS, VARIABLES, Flag
 
 SOUND = yaml.safe_load(DEFAULT_CONFIG.read_text(encoding="utf-8"))
 
@@ -246,9 +249,15 @@ def test_a_problem_reads_as_place_rule_and_remedy(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("environ", "names"),
     [
-        pytest.param({}, ["LITELLM_WORKER_STARTUP_HOOKS", "LEDGER_URL"], id="nothing"),
         pytest.param(
-            {"LITELLM_WORKER_STARTUP_HOOKS": "a:b,plugins.runtime:start", "LEDGER_URL": "mysql://"},
+            {}, ["LITELLM_WORKER_STARTUP_HOOKS", "LEDGER_URL", "DEFAULT_MAX_RETRIES"], id="nothing"
+        ),
+        pytest.param(
+            {
+                "LITELLM_WORKER_STARTUP_HOOKS": "a:b,plugins.runtime:start",
+                "LEDGER_URL": "mysql://",
+                "DEFAULT_MAX_RETRIES": "0",
+            },
             ["LEDGER_URL"],
             id="another-database",
         ),
@@ -256,6 +265,7 @@ def test_a_problem_reads_as_place_rule_and_remedy(tmp_path: Path) -> None:
             {
                 "LITELLM_WORKER_STARTUP_HOOKS": "plugins.runtime:start",
                 "LEDGER_URL": "postgresql://u@h/d",
+                "DEFAULT_MAX_RETRIES": "0",
             },
             [],
             id="complete",
@@ -284,3 +294,273 @@ def test_the_command_prints_every_problem(
     assert "general_settings.custom_auth" in [problem["path"] for problem in listed]
     assert check.command(DEFAULT_CONFIG, as_json=False) == 0
     assert "note: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", CALLBACKS)
+def test_callbacks_that_send_prompts_on_are_refused(name: str, tmp_path: Path) -> None:
+    """A callback beside ours must not reach a model or a service of its own."""
+    place = ("litellm_settings", "callbacks")
+    callbacks = [*SOUND["litellm_settings"]["callbacks"], "prometheus", name]
+
+    assert fatal(found(tmp_path, changed(place, callbacks))) == ["litellm_settings.callbacks[3]"]
+
+
+def test_a_callback_of_somebody_else_is_warned_of(tmp_path: Path) -> None:
+    """We cannot know what it sends where."""
+    callbacks = [*SOUND["litellm_settings"]["callbacks"], "team.audit.logger"]
+    (problem, *notes) = found(tmp_path, changed(("litellm_settings", "callbacks"), callbacks))
+
+    assert (problem.level, problem.got) == ("warning", "'team.audit.logger'")
+    assert {note.level for note in notes} == {"note"}
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_every_variable_has_an_effect(name: str, tmp_path: Path) -> None:
+    """LiteLLM would load or call what the file does not say."""
+    problems = found(tmp_path, SOUND, {name: "pk-secret"})
+
+    assert fatal(problems) == [name]
+    assert str(problems[0]).startswith(f"environment: {name}: must not be set: ")
+    assert "pk-secret" not in str(problems[0])
+    assert fatal(found(tmp_path, SOUND, {name: ""})) == []
+
+
+def test_the_parts_of_a_database_address_are_warned_of(tmp_path: Path) -> None:
+    """Under `deploy/up` LiteLLM does not see them; a plain launch makes an address of them."""
+    problems = found(tmp_path, SOUND, dict.fromkeys(DATABASE_PARTS, "x"))
+
+    assert [p.level for p in problems if p.file == "environment"] == ["warning"]
+    assert found(tmp_path, SOUND, {"DATABASE_HOST": "x"}) == found(tmp_path, SOUND)
+
+
+@pytest.mark.parametrize(
+    ("fallbacks", "path"),
+    [
+        pytest.param("hosted-small", "router_settings.fallbacks", id="a-name"),
+        pytest.param(["hosted-small"], "router_settings.fallbacks[0]", id="of-every-model"),
+        pytest.param(
+            [{"local-small": "hosted-small"}], "router_settings.fallbacks[0].local-small",
+            id="not-a-list",
+        ),
+        pytest.param(
+            [{"local-small": [{"model": "hosted-small", "api_base": "http://x"}]}],
+            "router_settings.fallbacks[0].local-small", id="with-a-destination",
+        ),
+        pytest.param(
+            [{"*": ["hosted-small"]}], "router_settings.fallbacks[0].*", id="star",
+        ),
+        pytest.param(
+            [{"local-small": ["hosted-small"], "local-ollama": ["hosted-small"]}],
+            "router_settings.fallbacks[0]", id="two-in-one",
+        ),
+    ],
+)  # fmt: skip
+def test_a_fallback_is_from_one_model_to_named_ones(
+    fallbacks: Any, path: str, tmp_path: Path
+) -> None:
+    """LiteLLM takes a bare name for everybody's fallback, and a mapping for a new destination."""
+    document = changed(("router_settings", "fallbacks"), fallbacks)
+
+    assert fatal(found(tmp_path, document)) == [path]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param((*PARAMS, "num_retries"), id="entry"),
+        pytest.param((*PARAMS, "max_retries"), id="client"),
+        pytest.param(("router_settings", "retry_policy", "TimeoutErrorRetries"), id="by-error"),
+        pytest.param(
+            ("router_settings", "model_group_retry_policy", "local-small", "TimeoutErrorRetries"),
+            id="by-model",
+        ),
+    ],
+)
+def test_retries_are_bounded_wherever_they_stand(place: tuple[Any, ...], tmp_path: Path) -> None:
+    """LiteLLM counts them in five places; each is a paid attempt."""
+    (path,) = fatal(found(tmp_path, changed(place, 6)))
+
+    assert path.endswith(place[-1])
+    assert fatal(found(tmp_path, changed(place, 5))) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "rule"),
+    [
+        pytest.param(
+            (*PARAMS, "api_base"), None, "must be stated for an engine of our own",
+            id="no-address",
+        ),
+        pytest.param(
+            (*INFO, "engine"), {}, "expected one of llama.cpp, ollama, vllm, sglang, none",
+            id="empty-engine",
+        ),
+        pytest.param(
+            (*PARAMS, "model"), "auto_router/local-small", "expected one model of a provider",
+            id="auto-router",
+        ),
+    ],
+)  # fmt: skip
+def test_a_local_engine_is_called_where_it_is(
+    place: tuple[Any, ...], value: Any, rule: str, tmp_path: Path
+) -> None:
+    """What counts as local must not reach a public address."""
+    problems = found(tmp_path, changed(place, value))
+
+    assert rule in [p.rule for p in problems if p.level == "fatal"]
+
+
+def test_an_unfinished_engine_is_not_local(tmp_path: Path) -> None:
+    """`engine:` with nothing behind it must not let a hosted model pass for one of ours."""
+    path = tmp_path / "config.yaml"
+    text = DEFAULT_CONFIG.read_text(encoding="utf-8")
+    line = next(line for line in text.splitlines() if line.lstrip().startswith("engine: {"))
+    path.write_text(text.replace(line, "      engine:", 1), encoding="utf-8")
+
+    assert fatal(check.check_file(path, {})) == ["model_list[0].model_info.engine"]
+
+
+@pytest.mark.parametrize("model", ["gpt-4o", "openai/x", "custom_openai/x"])
+def test_a_model_without_a_prefix_borrows_openais_key(model: str, tmp_path: Path) -> None:
+    """LiteLLM would send the team's OpenAI key to the address of this entry."""
+    document = changed((*PARAMS, "model"), model)
+    del document["model_list"][0]["litellm_params"]["api_key"]
+    document["model_list"][1]["litellm_params"]["api_key"] = "os.environ/OPENAI_API_KEY"
+
+    assert fatal(found(tmp_path, document, {"OPENAI_API_KEY": "pk"})) == [
+        "model_list[0].litellm_params.api_key"
+    ]
+
+
+def test_a_key_that_is_not_set_borrows_another_on_a_plain_launch(tmp_path: Path) -> None:
+    """`deploy/up` leaves the entry out; LiteLLM alone keeps it, and takes what it finds."""
+    document = changed((*PARAMS, "api_key"), "os.environ/WG_NONE")
+    document["model_list"][1]["litellm_params"]["api_key"] = "os.environ/OPENAI_API_KEY"
+    problems = found(tmp_path, document, {"OPENAI_API_KEY": "pk"})
+
+    assert fatal(problems) == []
+    assert "model_list[0].litellm_params.api_key" in [
+        p.path for p in problems if p.level == "warning"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        pytest.param((*PARAMS, "extra_headers"), {"Authorization": "Bearer hunter2"}, id="header"),
+        pytest.param((*PARAMS, "api_base"), "http://u:hunter2@127.0.0.1:8080/v1", id="address"),
+        pytest.param(
+            (*INFO, "engine"), {"kind": "vllm", "url": "u:hunter2@h"}, id="engine-as-text"
+        ),
+        pytest.param(
+            (*INFO, "engine"), {"kind": "vllm", "url": "ftp://u:hunter2@h"}, id="engine-address"
+        ),
+        pytest.param(
+            ("litellm_settings", "cache_params"), {"password": "hunter2"}, id="within-a-section"
+        ),
+        pytest.param(
+            ("general_settings", "pass_through_endpoints"),
+            [{"headers": {"Authorization": "hunter2"}}],
+            id="within-a-list",
+        ),
+        pytest.param(("environment_variables",), {"OPENAI_API_KEY": "hunter2"}, id="variable"),
+        pytest.param(("general_settings", "master_key"), ["hunter2"], id="not-a-text"),
+        pytest.param(("wicketgate",), "http://u:hunter2@h", id="our-section"),
+    ],
+)
+def test_no_secret_is_shown_wherever_it_stands(
+    place: tuple[Any, ...], value: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The check's output goes into tickets and logs."""
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(changed(place, value), sort_keys=False), encoding="utf-8")
+    check.command(path, as_json=True)
+    listed = capsys.readouterr().out
+
+    assert place[-1] in listed
+    assert "hunter2" not in listed
+
+
+@pytest.mark.parametrize("value", [[], ["a"], {"a": 1}, 7, True, "", None])
+@pytest.mark.parametrize(
+    "place",
+    [
+        *(("model_list",), ("model_list", 0), ("model_list", 0, "model_name"), INFO, PARAMS),
+        *((*INFO, "id"), (*INFO, "engine"), (*PARAMS, "model"), (*PARAMS, "api_base")),
+        *(("general_settings",), ("litellm_settings",), ("router_settings",), ("wicketgate",)),
+        *(("router_settings", "fallbacks"), ("litellm_settings", "callbacks")),
+        *(("environment_variables",), ("general_settings", "master_key")),
+    ],
+    ids=lambda place: ".".join(map(str, place)),
+)
+def test_no_shape_of_a_file_breaks_the_check(
+    place: tuple[Any, ...], value: Any, tmp_path: Path
+) -> None:
+    """Whatever a value is replaced with, the check ends and can be printed."""
+    document = yaml.safe_load(DEFAULT_CONFIG.read_text(encoding="utf-8"))
+    target = document
+    for part in place[:-1]:
+        target = target[part]
+    target[place[-1]] = value
+
+    assert all(str(problem) for problem in found(tmp_path, document))
+
+
+def test_a_typing_error_in_a_section_is_told(tmp_path: Path) -> None:
+    """Otherwise LiteLLM and we would both pass over it."""
+    problems = found(tmp_path, {"router_setings": {"num_retries": 1}, "x-common": {}, **SOUND})
+
+    assert [(p.path, p.remedy) for p in problems if p.level == "warning"] == [
+        ("router_setings", "did you mean 'router_settings'?")
+    ]
+
+
+def test_a_variable_of_another_program_is_left_alone(tmp_path: Path) -> None:
+    """Only what LiteLLM reads is told."""
+    environ = {"STRIPE_API_KEY": "x", "SENDGRID_KEY": "x"}
+
+    assert found(tmp_path, SOUND, environ) == found(tmp_path, SOUND)
+
+
+#: LiteLLM's secret manager, a loop variable, and what `VARIABLES` says more of.
+NOT_PROVIDERS = ("CYBERARK_", "DEFAULT_API_BASE")
+SPEC = util.find_spec("litellm")
+assert SPEC is not None
+assert SPEC.origin is not None
+LITELLM = Path(SPEC.origin).parent
+IN_QUOTES = re.compile(
+    r"[\"']([A-Z][A-Z0-9_]*_(?:API_KEY|APIKEY|API_BASE|BASE_URL|API_TOKEN|AUTH_TOKEN))[\"']"
+)
+
+
+def test_every_provider_variable_of_the_installed_litellm_is_known() -> None:
+    """A new provider fails here until its variables are listed."""
+    files = [
+        *(LITELLM / "llms").rglob("*.py"),
+        *(LITELLM / "llms").rglob("*.json"),
+        *(LITELLM / "main.py", LITELLM / "litellm_core_utils/get_llm_provider_logic.py"),
+    ]
+    read = {
+        name
+        for file in files
+        for name in IN_QUOTES.findall(file.read_text(encoding="utf-8"))
+        if not name.startswith(NOT_PROVIDERS)
+    }
+
+    assert len(read) > 200
+    assert read - provider_variables.NAMES == set()
+
+
+def test_every_name_in_the_tables_is_one_of_litellms() -> None:
+    """A setting that LiteLLM renamed would be looked for in vain."""
+    source = " ".join(
+        file.read_text(encoding="utf-8", errors="replace") for file in LITELLM.rglob("*.py")
+    )
+    words = set(re.findall(r"\w+", source))
+    names = {
+        *(flag.name for flag in FLAGS),
+        *(*SECTIONS, *LEAKS, *CALLBACKS, *VARIABLES, *DATABASE_PARTS),
+    }
+
+    # Read by litellm-enterprise, which a gateway that exists already may have.
+    assert names - words == {"custom_auth_settings"}

@@ -80,6 +80,19 @@ wicketgate:
     [
         pytest.param("a: [", "not valid YAML at line 1: expected the node content, but found "
                      "'<stream end>'", id="not-yaml"),
+        pytest.param("a: \x00", "not valid YAML at line 1: a character that YAML does not allow",
+                     id="null-byte"),
+        pytest.param("a: 1\n---\nb: 2", "not valid YAML at line 2", id="two-documents"),
+        pytest.param("a: 2026-13-45", "a: cannot be read as what it looks like; put it in quotes",
+                     id="no-such-day"),
+        pytest.param("a: !!int x", "a: cannot be read as what it looks like; put it in quotes",
+                     id="not-a-number"),
+        pytest.param("a: !!python/object:os.system {}", "a: expected a plain mapping or list",
+                     id="an-object"),
+        pytest.param("? [a]\n: b", "expected keys that are plain text", id="a-list-as-a-key"),
+        pytest.param("a: " + "[" * 20_000, "nested more than 50 levels deep", id="very-deep"),
+        pytest.param("wicketgate: {task_types: [a]}", "wicketgate.task_types: expected a mapping",
+                     id="list-of-types"),
         pytest.param("- a", "expected a mapping of sections", id="a-list"),
         pytest.param("", "expected a mapping of sections", id="empty"),
         pytest.param("a: &a [*a]", "nested more than 50 levels deep", id="contains-itself"),
@@ -175,3 +188,24 @@ def test_an_entry_of_the_demo_is_added(tmp_path: Path) -> None:
     rendered = settings.render(written(tmp_path, ENTRY), {"WG_KEY": "pk"}, [extra])
 
     assert yaml.safe_load(rendered.text)["model_list"][-1] == extra
+
+
+def test_what_is_left_in_is_left_as_it_was(tmp_path: Path) -> None:
+    """Numbers keep their value, keys their type, and texts that look like numbers stay texts."""
+    text = ENTRY + (
+        "router_settings:\n"
+        "  retry_policy: {429: 1, on: 2, null: 3, 1.5: 4}\n"
+        "  shared: &s {a: 0.1, b: 1e-6, c: '1', d: 0x10, e: 1.5e-07}\n"
+        "  again: {<<: *s, f: 2026-12-01}\n"
+    )
+    path = written(tmp_path, text)
+
+    assert yaml.safe_load(settings.render(path, {"WG_KEY": "pk"}).text) == yaml.safe_load(text)
+
+
+def test_a_line_is_given_where_the_file_cannot_be_parsed(tmp_path: Path) -> None:
+    """An editor can jump there."""
+    with pytest.raises(SettingsError) as caught:
+        settings.load(written(tmp_path, "a: 1\nb: @x\n"))
+
+    assert [flaw.line for flaw in caught.value.flaws] == [2]
