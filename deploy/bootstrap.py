@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     if command == "up":
         # Not for admin: the files it is given are named from where the caller stands.
         os.chdir(ROOT)
-    return become(python, "plugins.launcher" if command == "up" else "plugins.admin", rest)
+    return become(python, "plugins.setup.launcher" if command == "up" else "plugins.admin", rest)
 
 
 def become(python: Path, module: str, arguments: Sequence[str]) -> NoReturn:

@@ -8,14 +8,14 @@ our headers and every failure our words. LiteLLM never sees a request that is re
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 import orjson
 
-from plugins import inflight
-from plugins.admission import Admission, Admitted, Incoming
+from plugins import inflight, logs
+from plugins.entrance import Admitted, Entrance, Incoming, noted
+from plugins.events import Events, is_failure, tells_of_failure
 from plugins.inflight import InFlight
 from plugins.policy.refusal import Refusal, gateway_error
 from plugins.policy.routes import (
@@ -43,20 +43,12 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 _ANSWER_HEADERS = frozenset(
     {b"content-type", b"content-length", b"cache-control", b"vary", b"x-accel-buffering"}
 )
-#: How an event of a stream begins that tells of a failure. At the start of a line only: inside
-#: a JSON document line ends are escaped, so no model's words can look like this.
-_ERROR_EVENT = re.compile(
-    rb"^(?:event: ?(?:error|response\.failed)\b"
-    rb'|data: ?\{"(?:error"|type": ?"(?:error|response\.failed)"))',
-    re.MULTILINE,
-)
-_EVENT_END = re.compile(rb"(\r?\n\r?\n)")
 
 
 class Gate:
-    def __init__(self, app: App, admission: Admission) -> None:
+    def __init__(self, app: App, entrance: Entrance) -> None:
         self._app = app
-        self._admission = admission
+        self._entrance = entrance
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -73,7 +65,7 @@ class Gate:
             await self._health(path, send)
         elif (route := GOVERNED.get((method, path))) is not None:
             await self._governed(route, scope, incoming, receive, send)
-        elif method == "OPTIONS" and any(path == governed for _, governed in GOVERNED):
+        elif method == "OPTIONS" and _is_preflight(path, scope):
             # Browsers ask before they call; LiteLLM's middleware knows the allowed origins.
             await self._app(_without_secrets(scope, PREFLIGHT_HEADERS), receive, send)
         else:
@@ -82,7 +74,7 @@ class Gate:
     async def _health(self, path: str, send: Send) -> None:
         if path in LIVENESS:
             await _send_json(send, 200, {"status": "alive"})
-        elif self._admission.ready():
+        elif self._entrance.ready():
             await _send_json(send, 200, {"status": "ready"})
         else:
             await _send_json(send, 503, {"status": "not ready"})
@@ -99,9 +91,9 @@ class Gate:
 
     async def _decide(self, route: Route, scope: Scope, incoming: Incoming) -> Admitted | Refusal:
         try:
-            return await self._admission.admit(route, scope, incoming)
-        except Exception:
-            log.exception("admission failed")
+            return await self._entrance.admit(route, scope, incoming)
+        except Exception as error:
+            logs.fault(log, "the gate", error)
             return gateway_error()
 
     async def _forward(
@@ -110,16 +102,18 @@ class Gate:
         entry = admitted.entry
         answer = _Answer(route, entry, send)
         inflight.enter(entry)
+        crashed = False
         try:
             await self._app(
                 _for_litellm(route, admitted, scope), _replay(admitted.body, receive), answer.send
             )
         except Exception as error:
             # LiteLLM's own text is not for the caller, and may hold the prompt.
-            log.error("LiteLLM failed outside its handlers (%s)", type(error).__name__)
+            logs.fault(log, "LiteLLM", error)
+            crashed = True
         finally:
             inflight.leave(entry)
-        await answer.finish()
+        await answer.finish(crashed)
 
     async def _refuse(
         self,
@@ -129,10 +123,11 @@ class Gate:
         incoming: Incoming,
         send: Send,
     ) -> None:
-        await self._admission.drain(incoming)
-        tenant, model = scope.get("wicketgate", (None, None))
-        metrics.answered(tenant, model, None, refusal.code)
-        await send_refusal(send, route.dialect if route else Dialect.OPENAI, refusal, {})
+        note = noted(scope)
+        await self._entrance.drain(incoming, note)
+        metrics.answered(note.tenant, note.model, None, refusal.code)
+        headers = {"x-wg-request-id": note.id, "x-wg-attempts": "0", "x-wg-adjusted": "none"}
+        await send_refusal(send, route.dialect if route else Dialect.OPENAI, refusal, headers)
 
 
 class _Answer:
@@ -144,7 +139,9 @@ class _Answer:
         self._send = send
         self._status: int | None = None
         self._failed = False
-        self._streaming = False
+        self._events: Events | None = None  # None: not a stream
+        self._held: Message | None = None
+        self._held_body = b""
         self._done = False
 
     async def send(self, message: Message) -> None:
@@ -152,8 +149,16 @@ class _Answer:
             await self._start(message)
         elif message["type"] == "http.response.body" and not self._failed:
             self._done = not message.get("more_body", False)
-            if self._streaming and _ERROR_EVENT.search(message.get("body", b"")):
-                message = {**message, "body": self._in_our_words(message["body"])}
+            if self._events is not None:
+                message = {**message, "body": self._in_our_words(message.get("body", b""))}
+            elif self._held is not None:
+                body = self._held_body + message.get("body", b"")
+                if not self._done:
+                    self._held_body = body
+                    return
+                message = {**message, "body": body}
+                await self._release(message)
+                return
             await self._send(message)
 
     async def _start(self, message: Message) -> None:
@@ -166,29 +171,75 @@ class _Answer:
             for name, value in message.get("headers", [])
             if name in _ANSWER_HEADERS or name.startswith(b"access-control-")
         ]
-        self._streaming = any(
-            name == b"content-type" and value.startswith(b"text/event-stream")
-            for name, value in headers
-        )
         headers.extend(
             (name.encode("ascii"), value.encode("ascii"))
             for name, value in answer_headers(self._entry).items()
         )
-        await self._send({**message, "headers": headers})
+        message = {**message, "headers": headers}
+        if any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in headers):
+            self._events = Events()
+            await self._send(message)
+        else:
+            self._held = message  # until the body shows whether it is an answer
 
-    def _in_our_words(self, events: bytes) -> bytes:
-        """Replace each event of *events* that tells of a failure; leave the others."""
+    async def _release(self, message: Message) -> None:
+        """Pass on a plain answer, unless it reports a provider's error under status 200."""
+        start, self._held = self._held, None
+        assert start is not None  # noqa: S101 -- only called while one is held
+        body = message["body"]
+        if b'"error"' in body or self._route.path == "/v1/responses":
+            document = _parsed(body)
+            if is_failure(document):
+                self._failed = True
+                return
+            if self._route.path == "/v1/responses" and isinstance(document, dict):
+                body = orjson.dumps(self._public(document))
+        length = (b"content-length", str(len(body)).encode("ascii"))
+        kept = [(name, value) for name, value in start["headers"] if name != b"content-length"]
+        await self._send({**start, "headers": [*kept, length]})
+        await self._send({**message, "body": body})
+
+    def _public(self, response: dict[str, Any]) -> dict[str, Any]:
+        """Take the upstream model's name and the operator's price out of a response object."""
+        usage = response.get("usage")
+        if isinstance(usage, dict):
+            usage.pop("cost", None)
+        if "model" in response and self._entry.served_by is not None:
+            response["model"] = self._entry.served_by.model
+        return response
+
+    def _public_event(self, event: bytes) -> bytes:
+        """Do the same for an event of `/v1/responses` that carries the whole response."""
+        head, found, data = event.partition(b"data: ")
+        document = _parsed(data) if found else None
+        if not isinstance(document, dict) or not isinstance(document.get("response"), dict):
+            return event
+        document["response"] = self._public(document["response"])
+        return head + found + orjson.dumps(document) + b"\n\n"
+
+    def _in_our_words(self, piece: bytes) -> bytes:
+        """Replace each event that tells of a failure; leave the others as they are."""
+        assert self._events is not None  # noqa: S101 -- only called for a stream
+        events = self._events.feed(piece)
+        if self._done:
+            events += self._events.rest()
+        return b"".join(self._event(event) for event in events)
+
+    def _event(self, event: bytes) -> bytes:
+        if tells_of_failure(event):
+            return self._error_event()
+        if self._route.path == "/v1/responses" and b'"response"' in event:
+            return self._public_event(event)
+        return event
+
+    def _error_event(self) -> bytes:
         if self._entry.refusal is None:
             self._entry.refusal = Refusal("upstream_error", "The provider broke off its answer.")
         document = error_body(self._route.dialect, self._entry.refusal)
-        data = b"data: " + orjson.dumps(document)
-        if self._route.dialect is Dialect.ANTHROPIC:
-            data = b"event: error\n" + data
-        elif self._route.path == "/v1/responses":
-            data = b"event: error\ndata: " + orjson.dumps({**document["error"], "type": "error"})
-        return b"".join(
-            data if _ERROR_EVENT.match(piece) else piece for piece in _EVENT_END.split(events)
-        )
+        if self._route.path == "/v1/responses":
+            document = {**document["error"], "type": "error"}
+        name = b"" if "error" in document and "type" not in document else b"event: error\n"
+        return name + b"data: " + orjson.dumps(document) + b"\n\n"
 
     def _refusal(self) -> Refusal:
         if self._entry.refusal is not None:
@@ -199,21 +250,29 @@ class _Answer:
             return Refusal("invalid_request_error", "The request is not valid for this model.")
         return gateway_error()
 
-    async def finish(self) -> None:
-        entry = self._entry
-        failed = self._failed or self._status is None
-        if failed:
+    async def finish(self, crashed: bool) -> None:
+        """Complete the answer and count it; break it off when LiteLLM crashed in its middle."""
+        # A plain answer begins with its body: one that never came was never begun.
+        begun = self._status is not None and not self._failed and self._held is None
+        if not begun:
             refusal = self._refusal()
-            await send_refusal(self._send, self._route.dialect, refusal, answer_headers(entry))
-        elif not self._done:
-            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-        code = self._refusal().code if failed or entry.refusal is not None else "ok"
-        metrics.answered(
-            entry.key.tenant.name,
-            entry.call.model if entry.call else None,
-            entry.served_by.provider if entry.served_by else None,
-            code,
-        )
+            headers = answer_headers(self._entry)
+            await send_refusal(self._send, self._route.dialect, refusal, headers)
+        elif crashed:
+            self._entry.refusal = self._entry.refusal or gateway_error()
+        refused = self._entry.refusal is not None or not begun
+        self._count(self._refusal().code if refused else "ok")
+        if begun and not self._done:
+            if crashed and self._events is None:
+                raise ConnectionAbortedError("LiteLLM failed in the middle of an answer")
+            last = self._error_event() if crashed else b""
+            await self._send({"type": "http.response.body", "body": last, "more_body": False})
+
+    def _count(self, code: str) -> None:
+        entry = self._entry
+        model = entry.call.model if entry.call else None
+        provider = entry.served_by.provider if entry.served_by else None
+        metrics.answered(entry.key.tenant.name, model, provider, code)
 
 
 def answer_headers(entry: InFlight) -> dict[str, str]:
@@ -290,6 +349,19 @@ async def _refuse_websocket(scope: Scope, receive: Receive, send: Send) -> None:
         }
     )
     await send({"type": "websocket.http.response.body", "body": body, "more_body": False})
+
+
+def _parsed(data: bytes) -> Any:
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _is_preflight(path: str, scope: Scope) -> bool:
+    """Return whether a browser asks if it may call a governed path."""
+    asks = any(name == b"access-control-request-method" for name, _ in scope["headers"])
+    return asks and any(path == governed for _, governed in GOVERNED)
 
 
 def _not_served() -> Refusal:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from uuid import uuid4
 
 from plugins.policy.call import Call
 from plugins.policy.grants import Deployment
@@ -40,7 +39,7 @@ class InFlight:
     key: Key
     call: Call | None  # None: a listing, which calls no model
     plan: Plan | None
-    id: str = field(default_factory=lambda: str(uuid4()))
+    id: str  # ours alone; unique over all replicas
     attempts: dict[tuple[object, ...], Deployment] = field(default_factory=dict)
     served_by: Deployment | None = None
     refusal: Refusal | None = None

@@ -12,10 +12,15 @@ import time
 from collections.abc import Callable
 
 from psycopg import Connection as PsycopgConnection
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, text
 
 from plugins.ledger import snapshot as snapshots
-from plugins.ledger.database import connect_engine
+from plugins.ledger.database import (
+    LedgerNotMigratedError,
+    LedgerRefusedError,
+    connect_engine,
+    ledger_errors,
+)
 from plugins.ledger.tables import SNAPSHOT_CHANNEL
 from plugins.policy.identity import Snapshot
 
@@ -37,15 +42,21 @@ class Keeper:
         self._on_tick = on_tick
         self._snapshot: Snapshot | None = None
         self._confirmed_at = float("-inf")
+        self._trouble: str | None = None
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="wicketgate-keeper", daemon=True)
+        self._threads = [
+            threading.Thread(target=target, name=f"wicketgate-{name}", daemon=True)
+            for name, target in (("keeper", self._run), ("age", self._tick))
+        ]
 
     def start(self) -> None:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         self._stopping.set()
-        self._thread.join(timeout=5)
+        for thread in self._threads:
+            thread.join(timeout=5)
 
     def current(self) -> Snapshot | None:
         """Return the snapshot to decide on; None while the database cannot confirm one."""
@@ -55,43 +66,55 @@ class Keeper:
         """Return the seconds since the database last confirmed the snapshot."""
         return time.monotonic() - self._confirmed_at
 
+    def _tick(self) -> None:
+        """Tell the age by a clock of its own: it grows while the other thread hangs."""
+        while not self._stopping.wait(POLL_INTERVAL):
+            self._on_tick(self.age())
+
     def _run(self) -> None:
-        reachable = True
         while not self._stopping.is_set():
             try:
-                engine = connect_engine(self._url)
-                try:
-                    with engine.connect().execution_options(
-                        isolation_level="AUTOCOMMIT"
-                    ) as connection:
-                        connection.execute(text(f"LISTEN {SNAPSHOT_CHANNEL}"))
-                        if not reachable:
-                            log.info("the ledger answers again")
-                        reachable = True
-                        self._follow(engine, connection)
-                finally:
-                    engine.dispose()
+                with ledger_errors():
+                    self._listen()
             except Exception as error:
-                # The class only: a driver's text names hosts and users.
-                if reachable:
-                    log.warning("the ledger is not reachable (%s)", type(error).__name__)
-                reachable = False
                 self._confirmed_at = float("-inf")
-                self._on_tick(self.age())
+                self._tell(error)
                 self._stopping.wait(RETRY_INTERVAL)
 
-    def _follow(self, engine: Engine, connection: Connection) -> None:
-        driver = connection.connection.driver_connection
-        if not isinstance(driver, PsycopgConnection):
-            raise TypeError("the keeper listens through psycopg")
-        while not self._stopping.is_set():
-            asked_at = time.monotonic()
-            revision = snapshots.read_revision(connection)
-            if self._snapshot is None or revision != self._snapshot.revision:
-                with engine.connect() as loading:
-                    self._snapshot = snapshots.load(loading)
-            # The moment of the question, not of the answer: the older bound is the true one.
-            self._confirmed_at = asked_at
-            self._on_tick(self.age())
-            for _ in driver.notifies(timeout=POLL_INTERVAL, stop_after=1):
-                pass
+    def _tell(self, error: Exception) -> None:
+        """Log a trouble once, in words of ours: a driver's text names hosts and users."""
+        if isinstance(error, LedgerNotMigratedError):
+            told = f"{error} Run: deploy/admin db migrate"
+        elif isinstance(error, LedgerRefusedError):
+            told = str(error)
+        else:
+            told = f"the ledger is not reachable ({type(error.__cause__ or error).__name__})"
+        if told != self._trouble:
+            log.warning("%s", told)
+        self._trouble = told
+
+    def _listen(self) -> None:
+        engine = connect_engine(self._url)
+        try:
+            with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+                connection.execute(text(f"LISTEN {SNAPSHOT_CHANNEL}"))
+                driver = connection.connection.driver_connection
+                if not isinstance(driver, PsycopgConnection):
+                    raise TypeError("the keeper listens through psycopg")
+                while not self._stopping.is_set():
+                    self._confirm(connection)
+                    for _ in driver.notifies(timeout=POLL_INTERVAL, stop_after=1):
+                        pass
+        finally:
+            engine.dispose()
+
+    def _confirm(self, connection: Connection) -> None:
+        asked_at = time.monotonic()
+        revision = snapshots.read_revision(connection)
+        if self._snapshot is None or revision != self._snapshot.revision:
+            self._snapshot = snapshots.load(connection)
+        # The moment of the question, not of the answer: the older bound is the true one.
+        self._confirmed_at = asked_at
+        if self._trouble is not None:
+            log.info("the ledger answers again")
+            self._trouble = None

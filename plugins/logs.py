@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import traceback
 
 OURS = "wicketgate"
 #: Set to `full` to see LiteLLM's own records as they are, prompts included.
@@ -51,6 +52,16 @@ class WithoutQuery(logging.Filter):
 
 _without_content = WithoutContent()
 _without_query = WithoutQuery()
+
+
+def fault(logger: logging.Logger, what: str, error: BaseException) -> None:
+    """Log that *what* failed: the kind of error and our own lines, never its words.
+
+    An error's text, and that of the errors it came from, may hold a prompt, a key or the
+    address of the database.
+    """
+    frames = "".join(traceback.format_tb(error.__traceback__)).rstrip()
+    logger.error("%s failed: %s\n%s", what, type(error).__name__, frames)
 
 
 def set_up() -> None:

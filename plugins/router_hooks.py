@@ -49,7 +49,7 @@ class RouterHooks(CustomLogger):
         with metrics.timed("filter"), seam.client_safe("routing"):
             entry = inflight.by_marker(seam.marker_of(request_kwargs or {}))
             if entry is None or entry.plan is None:
-                raise seam.Stop()
+                raise _stop(inflight.current(), gateway_error())
             allowed = entry.plan.deployments
             usable = [d for d in healthy_deployments if seam.listed_id(d) in allowed]
             # A second try at the deployment that just failed, while another one is free,
@@ -70,7 +70,7 @@ class RouterHooks(CustomLogger):
                 raise _stop(entry, invalid_api_key())
             if deployment is None or trusted is None:
                 raise _stop(entry, gateway_error())
-            key = running.admission.still_valid(entry.key)
+            key = running.entrance.still_valid(entry.key)
             if isinstance(key, Refusal):
                 raise _stop(entry, key)
             turned_away = key.tenant.grants.turned_away(deployment, entry.call.data_class)
@@ -91,7 +91,7 @@ class RouterHooks(CustomLogger):
         with metrics.timed("failure"), seam.client_safe("failure"):
             entry = inflight.by_marker(seam.marker_of(request_data))
             if entry is not None:
-                entry.failure = seam.whose_fault(exception)
+                entry.failure = seam.whose_fault(exception, sent=True)
 
     async def async_post_call_failure_hook(
         self,
@@ -105,7 +105,8 @@ class RouterHooks(CustomLogger):
             entry = inflight.current()
             if entry is not None and entry.refusal is None:
                 known = entry.failure if seam.nobody_left(original_exception) else None
-                entry.refusal = known or seam.whose_fault(original_exception)
+                sent = bool(entry.attempts)
+                entry.refusal = known or seam.whose_fault(original_exception, sent=sent)
 
 
 def _stop(entry: InFlight | None, refusal: Refusal) -> seam.Stop:

@@ -8,13 +8,15 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, NoReturn
 
-from plugins import check, logs, seam, settings
-from plugins.admission import Admission
+from plugins import logs, seam
+from plugins.config import check, settings
+from plugins.config.flags import AUTHENTICATE, DOOR_CLASSES
+from plugins.entrance import Entrance
 from plugins.gate import Gate
 from plugins.keeper import Keeper
-from plugins.policy.call import Limits
 from plugins.policy.grants import DataClass, Deployment
 from plugins.policy.identity import Key
 from plugins.policy.plan import Catalog, Plan
@@ -22,8 +24,6 @@ from plugins.telemetry import metrics
 
 log = logging.getLogger("wicketgate")
 
-START_HOOK = "plugins.runtime:start"
-DOORS = ("plugins.tenant_grants.TenantGrants", "plugins.router_hooks.RouterHooks")
 DEFAULT_METRICS_HOST = "127.0.0.1"
 #: Seconds LiteLLM may take from our startup hook to a loaded configuration.
 LOADING_LIMIT = 60.0
@@ -51,7 +51,7 @@ class Runtime:
 
     catalog: Catalog
     deployments: Mapping[str, Deployment]
-    admission: Admission = field(init=False)
+    entrance: Entrance = field(init=False)
     trusted: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     _sound: bool = False
 
@@ -74,10 +74,10 @@ class Runtime:
 
     def sound(self) -> bool:
         """Return whether this worker may serve: LiteLLM runs as the boot check demands."""
-        return self._sound or self.examine() == []
+        return self._sound or self.adopt_when_sound() == []
 
-    def examine(self) -> list[str]:
-        """Return what is wrong with LiteLLM as it runs; once nothing is, it stays so."""
+    def adopt_when_sound(self) -> list[str]:
+        """Take LiteLLM over as it runs if nothing is wrong with it; return what is."""
         live = seam.live_deployments()
         if live is None:
             return ["LiteLLM has not loaded a model list"]
@@ -117,6 +117,8 @@ def start() -> None:
     problems = check.check_launch(os.environ)
     if path is not None:
         problems += check.check_file(path, os.environ)
+        # What is left out under `deploy/up` would here be called at some default address.
+        problems += check.check_resolved(path, os.environ)
     if not os.environ.get("WICKETGATE_CONFIG"):  # else `deploy/up` has told them already
         for problem in problems:
             if problem.level == "warning":
@@ -128,7 +130,7 @@ def start() -> None:
         die(fatal)
     loaded = settings.load(path)
     _runtime = build(loaded, os.environ["LEDGER_URL"])
-    seam.wrap_app(lambda app: Gate(app, get().admission))
+    seam.wrap_app(lambda app: Gate(app, get().entrance))
     serve_metrics(os.environ)
     threading.Thread(target=_check_when_loaded, name="wicketgate-boot", daemon=True).start()
 
@@ -148,14 +150,11 @@ def build(loaded: settings.Settings, ledger_url: str) -> Runtime:
         deployments={entry.deployment.id: entry.deployment for entry in entries},
     )
     keeper = Keeper(ledger_url, on_tick=metrics.snapshot_age.set)
-    runtime.admission = Admission(
+    runtime.entrance = Entrance(
         keeper,
         runtime.catalog,
-        Limits(
-            max_body_bytes=loaded.defaults.max_body_bytes,
-            remote_media=loaded.defaults.remote_media,
-        ),
-        now=seam.utc_now,
+        loaded.defaults,
+        now=lambda: datetime.now(UTC),
         sound=runtime.sound,
     )
     keeper.start()
@@ -172,11 +171,11 @@ def live_problems(live: list[dict[str, Any]], deployments: Mapping[str, Deployme
     """Return what LiteLLM made of the configuration that we cannot stand behind."""
     authenticate, callbacks = seam.live_doors()
     problems = []
-    if getattr(authenticate, "__module__", None) != "plugins.tenant_grants":
-        problems.append("general_settings.custom_auth is not plugins.tenant_grants.authenticate")
+    if f"{getattr(authenticate, '__module__', '')}.authenticate" != AUTHENTICATE:
+        problems.append(f"general_settings.custom_auth is not {AUTHENTICATE}")
     present = [f"{type(c).__module__}.{type(c).__qualname__}" for c in callbacks]
     problems.extend(
-        f"litellm_settings.callbacks lacks {door}" for door in DOORS if door not in present
+        f"litellm_settings.callbacks lacks {door}" for door in DOOR_CLASSES if door not in present
     )
     for entry in live:
         identifier = (entry.get("model_info") or {}).get("id")
@@ -190,10 +189,10 @@ def _check_when_loaded() -> None:
     """Tell how the boot check ended without waiting for the first call."""
     runtime = get()
     deadline = time.monotonic() + LOADING_LIMIT
-    problems = runtime.examine()
+    problems = runtime.adopt_when_sound()
     while problems and time.monotonic() < deadline:
         time.sleep(0.2)
-        problems = runtime.examine()
+        problems = runtime.adopt_when_sound()
     if problems:
         die(problems)
     log.info("ready: %d deployments", len(runtime.deployments))

@@ -12,17 +12,18 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
 from fastapi import HTTPException
 from litellm.proxy._types import LitellmUserRoles, ProxyException, UserAPIKeyAuth
 
-from plugins import inflight
+from plugins import inflight, logs
 from plugins.inflight import MARKER
 from plugins.policy.identity import Key
 from plugins.policy.plan import context_length_exceeded
-from plugins.policy.refusal import Refusal, gateway_error
+from plugins.policy.refusal import Refusal, gateway_error, malformed
 
 log = logging.getLogger("wicketgate")
 
@@ -73,7 +74,7 @@ def client_safe(step: str) -> Iterator[None]:
     except (HTTPException, ProxyException):
         raise
     except Exception as error:
-        log.exception("%s failed", step)
+        logs.fault(log, step, error)
         entry = inflight.current()
         if entry is not None:
             entry.refusal = gateway_error()
@@ -171,28 +172,33 @@ def nobody_left(error: BaseException) -> bool:
     return type(error).__name__.startswith("RouterRateLimitError")
 
 
-def whose_fault(error: BaseException) -> Refusal:
+def whose_fault(error: BaseException, *, sent: bool) -> Refusal:
     """Return the refusal for a failure that LiteLLM reports.
 
     The provider's words stay out of it: they may quote the prompt, or the key it was sent.
+
+    Args:
+        sent: Whether any attempt was let through to a provider.
     """
-    cooldown = getattr(error, "cooldown_time", None)
     if nobody_left(error):
         # LiteLLM rests a deployment that failed; its 429 is not about the caller's rate.
+        cooldown = getattr(error, "cooldown_time", None)
         wait = math.ceil(cooldown) if isinstance(cooldown, int | float) else None
         return Refusal("upstream_error", "No provider is available now.", retry_after=wait)
-    status = _status(error)
-    wait = _retry_after(error)
-    if _failed_before_sending(error):
-        return Refusal("invalid_request_error", "The request is not valid for this model.")
     if type(error).__name__ == "ContextWindowExceededError":
         return context_length_exceeded()
+    status = _status(error)
+    if not sent or _failed_before_sending(error):
+        if status in {400, 413, 422} or sent:
+            return malformed("The request is not valid for this model.")
+        return gateway_error()
+    wait = _retry_after(error)
     if status in {401, 403}:
         return Refusal("upstream_auth", "The provider did not accept the gateway's credentials.")
     if status == 429:
         return Refusal("upstream_rate_limited", "The provider is rate limiting.", retry_after=wait)
     if status in {400, 413, 422}:
-        return Refusal("invalid_request_error", "The provider refused the request as not valid.")
+        return malformed("The provider refused the request as not valid.")
     return Refusal("upstream_error", "The provider failed to answer.", retry_after=wait)
 
 
@@ -202,6 +208,8 @@ def _failed_before_sending(error: BaseException) -> bool:
     Every failure of a connection or of an answer has a library's error in its chain; this
     one has only LiteLLM's wrapper and a plain Python error.
     """
+    if type(error).__name__ == "UnsupportedParamsError":
+        return True
     chain = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and len(chain) < 16:
         chain.append(cause)
@@ -225,13 +233,22 @@ def _retry_after(error: BaseException) -> int | None:
         getattr(error, "headers", None),
         getattr(response, "headers", None),
     ):
-        if headers is None:
-            continue
         for name in ("retry-after", "Retry-After", "llm_provider-retry-after"):
-            value = headers.get(name)
-            if isinstance(value, str) and value.strip().isdecimal():
-                return int(value)
+            value = headers.get(name) if headers is not None else None
+            if isinstance(value, str) and (wait := _seconds(value.strip())) is not None:
+                return wait
     return None
+
+
+def _seconds(text: str) -> int | None:
+    """Read a `Retry-After`: a number of seconds, or the date to come back at."""
+    if text.isdecimal() and len(text) <= 9:
+        return int(text)
+    try:
+        moment = parsedate_to_datetime(text)
+        return max(0, math.ceil((moment - datetime.now(UTC)).total_seconds()))
+    except (ValueError, TypeError):  # no date, or one without its zone
+        return None
 
 
 # --- LiteLLM's running proxy -----------------------------------------------------------------
@@ -302,7 +319,3 @@ def general_tokenizer() -> Any:
     import tiktoken
 
     return tiktoken.get_encoding("o200k_base")
-
-
-def utc_now() -> datetime:
-    return datetime.now(UTC)

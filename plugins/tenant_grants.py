@@ -25,7 +25,7 @@ async def authenticate(request: Request, api_key: str | None) -> UserAPIKeyAuth:
         entry = inflight.current()
         if entry is None:
             raise seam.refuse(invalid_api_key())
-        key = running.admission.still_valid(entry.key)
+        key = running.entrance.still_valid(entry.key)
         if isinstance(key, Refusal):
             entry.refusal = key
             raise seam.refuse(key)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from plugins.embedded_postgres import EmbeddedPostgres
+from plugins.setup.postgres import EmbeddedPostgres
 from tests.databases import fresh_database
 
 # Before anything imports LiteLLM, which would fetch its price list and complain on stderr.

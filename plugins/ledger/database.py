@@ -5,16 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from psycopg.errors import InvalidSchemaName, LockNotAvailable, UndefinedTable
+from psycopg.errors import (
+    InsufficientPrivilege,
+    InvalidSchemaName,
+    LockNotAvailable,
+    ReadOnlySqlTransaction,
+    UndefinedTable,
+)
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, make_url
-from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError, ProgrammingError
+from sqlalchemy.exc import (
+    ArgumentError,
+    InterfaceError,
+    InternalError,
+    OperationalError,
+    ProgrammingError,
+)
 
 #: How long a server may be silent, unless the URL says otherwise: seconds to connect to each
 #: host, seconds of idleness before it is asked whether it is still there, and milliseconds
 #: until unanswered data ends the connection.
 WAITS = {"connect_timeout": "5", "keepalives_idle": "2", "tcp_user_timeout": "3000"}
 DRIVER = "postgresql+psycopg"
-SCHEMES = frozenset({"postgresql", "postgres", DRIVER})
+#: Of LEDGER_URL; a test holds `config.flags.LEDGER_SCHEMES` to them.
+SCHEMES = frozenset({"postgresql", "postgres"})
 
 
 class LedgerUnavailable(Exception):
@@ -33,6 +46,16 @@ class LedgerNotMigratedError(Exception):
 
     def __init__(self) -> None:
         super().__init__("The ledger database has no Wicketgate tables yet.")
+
+
+class LedgerRefusedError(Exception):
+    """The database answers, and does not let our role do what it must; nothing was changed."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The ledger's role may not do this: grant it CREATE on the database,"
+            " or migrate as its owner."
+        )
 
 
 class LedgerBusyError(Exception):
@@ -87,9 +110,11 @@ def ledger_errors() -> Iterator[None]:
         if isinstance(error.orig, LockNotAvailable):
             raise LedgerBusyError from error
         raise LedgerUnavailable from error
-    except ProgrammingError as error:
+    except (ProgrammingError, InternalError) as error:
         if isinstance(error.orig, UndefinedTable | InvalidSchemaName):
             raise LedgerNotMigratedError from error
+        if isinstance(error.orig, InsufficientPrivilege | ReadOnlySqlTransaction):
+            raise LedgerRefusedError from error
         raise
 
 

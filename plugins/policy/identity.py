@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from plugins.policy.grants import Grants
-from plugins.policy.refusal import Refusal, invalid_api_key
+from plugins.policy.refusal import KEY_START, Refusal, invalid_api_key
 
-SECRET_START = "sk-wg-"  # noqa: S105 -- how every key begins, not a key
+SECRET_START = KEY_START
 SECRET_BYTES = 32
 #: Characters of a key that may be shown, stored and logged.
 PREFIX_LENGTH = len(SECRET_START) + 6

@@ -44,7 +44,7 @@ def make_plan(
     """Return who may serve *call*, or why nobody may.
 
     Args:
-        prompt_tokens: An estimate; None leaves the context limits out of the decision.
+        prompt_tokens: At the least; None leaves the context limits out of the decision.
     """
     if call.model not in catalog.groups or not grants.allows_model(call.model):
         return model_not_allowed()

@@ -5,7 +5,12 @@ The table is the outside contract; README's table of refusals is tested against 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+#: How every key of ours begins.
+KEY_START = "sk-wg-"
+_NOT_PLAIN = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 
 #: code -> (HTTP status, OpenAI error type). The codes and statuses are the contract.
 CODES: dict[str, tuple[int, str]] = {
@@ -51,6 +56,18 @@ class Refusal:
     @property
     def type(self) -> str:
         return CODES[self.code][1]
+
+
+def malformed(message: str, param: str | None = None) -> Refusal:
+    """Return the refusal of a request that is the caller's to mend."""
+    return Refusal("invalid_request_error", message, param=param)
+
+
+def not_allowed(name: str, why: str = "it is not accepted by this gateway") -> Refusal:
+    """Return the refusal of a field that is not on the allow-list; *name* is the caller's word."""
+    # A key that was sent as a name is not repeated.
+    shown = "?" if KEY_START in name else _NOT_PLAIN.sub("?", name)[:80]
+    return Refusal("param_not_allowed", f"The field '{shown}' is refused: {why}.", param=shown)
 
 
 def invalid_api_key() -> Refusal:

@@ -108,7 +108,20 @@ def _some(check: Check) -> Check:
     return lambda value: check(value) and value != []
 
 
-_ANYTHING_SHORT = _either(_flag, _number, _short_text)
+def _choice(value: Any) -> bool:
+    """A tool choice in either dialect: what there is of a type and a name is text."""
+    return isinstance(value, dict) and all(
+        isinstance(value.get(name), str | None) for name in ("type", "name")
+    )
+
+
+def _thinking(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("type"), str)
+        and (value.get("budget_tokens") is None or _count(value["budget_tokens"]))
+    )
+
 
 #: Sampling fields that every text route of the OpenAI family shares, with those that local
 #: engines (llama.cpp, vLLM, Ollama) add to it.
@@ -142,12 +155,12 @@ _CHAT: dict[str, Check] = {
     "top_logprobs": _index,
     "response_format": _mapping,
     "tools": _mappings,
-    "tool_choice": _either(_short_text, _mapping),
+    "tool_choice": _either(_short_text, _choice),
     "parallel_tool_calls": _flag,
     "functions": _mappings,
     "function_call": _either(_short_text, _mapping),
     "reasoning_effort": _short_text,
-    "thinking": _mapping,
+    "thinking": _thinking,
     "verbosity": _short_text,
     "chat_template_kwargs": _mapping,
     "grammar": _text,
@@ -184,7 +197,7 @@ _RESPONSES: dict[str, Check] = {
     "stream": _flag,
     "stream_options": _mapping,
     "tools": _mappings,
-    "tool_choice": _either(_short_text, _mapping),
+    "tool_choice": _either(_short_text, _choice),
     "parallel_tool_calls": _flag,
     "text": _mapping,
     "reasoning": _mapping,
@@ -209,8 +222,8 @@ _MESSAGES: dict[str, Check] = {
     "stop_sequences": _texts,
     "stream": _flag,
     "tools": _mappings,
-    "tool_choice": _mapping,
-    "thinking": _mapping,
+    "tool_choice": _choice,
+    "thinking": _thinking,
     "output_config": _mapping,
     "metadata": _mapping,
 }

@@ -12,10 +12,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client import start_http_server as start_exposition
-from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 log = logging.getLogger("wicketgate.metrics")
 
@@ -78,7 +79,23 @@ def _serve_when_free(host: str, port: int) -> None:
             time.sleep(TAKEOVER_INTERVAL)
         else:
             log.info("metrics on http://%s:%d/metrics", host, port)
-            return
+            break
+    folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    while folder:
+        _forget_the_dead(Path(folder))
+        time.sleep(TAKEOVER_INTERVAL)
+
+
+def _forget_the_dead(folder: Path) -> None:
+    """Drop the gauges of workers that ended; their counters still count."""
+    for file in folder.glob("gauge_live*_*.db"):
+        pid = file.stem.rpartition("_")[2]
+        try:
+            os.kill(int(pid), 0)
+        except ProcessLookupError:
+            mark_process_dead(int(pid), str(folder))  # type: ignore[no-untyped-call]
+        except (ValueError, PermissionError):
+            continue
 
 
 def _registry() -> CollectorRegistry:

@@ -21,12 +21,12 @@ import httpx
 import openai
 import pytest
 
-from plugins import demo
-from plugins.data_folder import CannotStart
-from plugins.embedded_postgres import free_port
 from plugins.ledger import grants, keys, migrate, tenants
 from plugins.ledger.database import connect_engine, transaction
 from plugins.policy.identity import digest
+from plugins.setup import demo
+from plugins.setup.data_folder import CannotStart
+from plugins.setup.postgres import free_port
 
 ROOT = Path(__file__).parents[2]
 STEERING = ("LEDGER", "DATABASE", "DIRECT", "WICKETGATE", "LITELLM", "OPENAI", "ANTHROPIC", "PG")

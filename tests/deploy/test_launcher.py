@@ -6,14 +6,18 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from plugins.data_folder import Lock
-from plugins.embedded_postgres import free_port
-from plugins.launcher import Options
+from plugins.setup import launcher
+from plugins.setup.data_folder import CannotStart, Lock
+from plugins.setup.launcher import Options
+from plugins.setup.postgres import EmbeddedPostgres, answers, free_port
+from tests.databases import visitor
 
 ROOT = Path(__file__).parents[2]
 STEERING = ("LEDGER", "DATABASE", "DIRECT", "WICKETGATE", "LITELLM", "OPENAI", "ANTHROPIC", "PG")
@@ -38,7 +42,7 @@ class Attempt:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(STEERING)}
         ports = ("--port", str(self.port), "--metrics-port", str(self.metrics_port))
         return subprocess.run(
-            [sys.executable, "-m", "plugins.launcher", *ports, *arguments],
+            [sys.executable, "-m", "plugins.setup.launcher", *ports, *arguments],
             cwd=ROOT,
             env={**inherited, "WICKETGATE_DATA": str(self.folder), **variables},
             capture_output=True,
@@ -122,6 +126,43 @@ def test_a_ledger_that_does_not_answer_is_refused(up: Attempt) -> None:
         "user, password and database, or unset LEDGER_URL to have one started here"
     )
     assert not [word for word in ("keeper", "hunter2", ":1/", "books") if word in result.stderr]
+
+
+def test_a_role_without_rights_is_refused(
+    up: Attempt, postgres: EmbeddedPostgres, fresh_database: str
+) -> None:
+    """A database that lets us in and lets us make nothing is told before LiteLLM loads."""
+    with visitor(postgres, fresh_database) as url:
+        assert up(LEDGER_URL=url) == (
+            "deploy/up: The ledger's role may not do this: grant it CREATE on the database,"
+            " or migrate as its owner."
+        )
+
+
+def test_a_restart_of_the_database_waits_for_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A `deploy/admin` may have taken the database meanwhile; it is waited for, then named."""
+    command = Lock(tmp_path / "postgres.lock", "deploy/admin")
+    with ExitStack() as stack, EmbeddedPostgres(tmp_path, fsync=False) as server:
+        environ = {"WICKETGATE_DATA": str(tmp_path)}
+        options = Options(False, Path("x"), "127.0.0.1", 4000, 1, 0)
+        gateway = launcher.Up(options, environ, stack, lambda: False)
+        before = server.url
+        server.stop()
+        command.acquire()
+        monkeypatch.setattr(launcher, "ADMIN_COMMAND_WAIT", 0.2)
+        with pytest.raises(CannotStart) as caught:
+            gateway._restart_database(server)
+        monkeypatch.setattr(launcher, "ADMIN_COMMAND_WAIT", 30.0)
+        threading.Timer(0.5, command.release).start()
+        gateway._restart_database(server)
+
+        assert str(caught.value) == (
+            f"the database in {tmp_path} is held by deploy/admin (process {os.getpid()}): "
+            "wait for that one to end"
+        )
+        assert (server.url, answers(before)) == (before, True)
 
 
 def test_a_bad_configuration_is_named_with_its_line(up: Attempt, tmp_path: Path) -> None:

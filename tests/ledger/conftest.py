@@ -12,10 +12,10 @@ import psycopg
 import pytest
 from sqlalchemy import Engine
 
-from plugins import admin
-from plugins.embedded_postgres import EmbeddedPostgres
+from plugins.admin import cli
 from plugins.ledger.database import connect_engine
 from plugins.ledger.migrate import migrate
+from plugins.setup.postgres import EmbeddedPostgres
 
 TEMPLATE = "ledger_template"
 _numbers = count(1)
@@ -68,7 +68,7 @@ def _office(
     monkeypatch.setenv("LEDGER_URL", ledger_url)
 
     def run(*argv: str) -> Ran:
-        code = admin.main([*argv, "--json"])
+        code = cli.main([*argv, "--json"])
         out, err = capsys.readouterr()
         return Ran(code, json.loads(out) if out else None, out, err)
 

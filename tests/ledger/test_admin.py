@@ -15,10 +15,12 @@ import psycopg
 import pytest
 from sqlalchemy import Engine
 
-from plugins import admin
+from plugins.admin import cli
 from plugins.ledger import snapshot
 from plugins.ledger.database import transaction
 from plugins.policy.identity import Key, Refusal
+from plugins.setup.postgres import EmbeddedPostgres
+from tests.databases import visitor
 
 Office = Callable[..., Any]
 ROOT = Path(__file__).parents[2]
@@ -586,8 +588,32 @@ def test_without_a_ledger_url(
     monkeypatch.delenv("LEDGER_URL", raising=False)
     monkeypatch.setenv("WICKETGATE_DATA", str(tmp_path))
 
-    assert admin.main(["db", "migrate"]) == 0
-    assert admin.main(["tenant", "add", NAME]) == 0
+    assert cli.main(["db", "migrate"]) == 0
+    assert cli.main(["tenant", "add", NAME]) == 0
     capsys.readouterr()
-    assert admin.main(["tenant", "list"]) == 0
+    assert cli.main(["tenant", "list"]) == 0
     assert NAME in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [["db", "migrate"], ["tenant", "list"]], ids=" ".join)
+def test_a_role_without_rights_is_one_line(
+    command: list[str],
+    postgres: EmbeddedPostgres,
+    fresh_database: str,
+    ledger_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """An empty database it may not fill, and a migrated one it may not read."""
+    database = fresh_database if command == ["db", "migrate"] else ledger_url
+    with visitor(postgres, database) as url:
+        monkeypatch.setenv("LEDGER_URL", url)
+        code = cli.main(command)
+
+    out, err = capsys.readouterr()
+    assert (code, out, err) == (
+        1,
+        "",
+        "The ledger's role may not do this: grant it CREATE on the database,"
+        " or migrate as its owner.\n",
+    )

@@ -11,8 +11,12 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
+from plugins.config.check import check_launch
+from plugins.config.flags import LEDGER_SCHEMES
 from plugins.ledger.database import (
+    SCHEMES,
     LedgerNotMigratedError,
+    LedgerRefusedError,
     LedgerUnavailable,
     LedgerURLError,
     connect_engine,
@@ -21,6 +25,9 @@ from plugins.ledger.database import (
 )
 
 SECRET = "hunter2"
+REFUSED = (
+    "The ledger's role may not do this: grant it CREATE on the database, or migrate as its owner."
+)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +35,6 @@ SECRET = "hunter2"
     [
         (f"postgresql://u:{SECRET}@db:5432/l", "postgresql+psycopg://u:***@db:5432/l"),
         (f"postgres://u:{SECRET}@db/l", "postgresql+psycopg://u:***@db/l"),
-        (f"postgresql+psycopg://u:{SECRET}@db/l", "postgresql+psycopg://u:***@db/l"),
         (
             "postgresql:///l?host=/run/postgresql",
             "postgresql+psycopg:///l?host=%2Frun%2Fpostgresql",
@@ -53,7 +59,9 @@ def test_sqlalchemy_url(ledger_url: str, shown: str) -> None:
         "",
         SECRET,
         f"mysql://u:{SECRET}@db/l",
+        f"postgresql+psycopg://u:{SECRET}@db/l",
         f"postgresql+asyncpg://u:{SECRET}@db/l",
+        f"POSTGRESQL://u:{SECRET}@db/l",
         f"postgresql://u:{SECRET}@db:port/l",
         f"host=db password={SECRET}",
         f"postgresql://u:{SECRET}\x00@db/l",
@@ -69,6 +77,23 @@ def test_an_address_that_cannot_be_read(ledger_url: str) -> None:
         " (percent-encode special characters in the password)"
     )
     assert SECRET not in "".join(traceback.format_exception(refused.value))
+
+
+@pytest.mark.parametrize(
+    "start", ["postgresql://", "postgres://", "postgresql+psycopg://", "POSTGRES://", "mysql://"]
+)
+def test_the_boot_check_accepts_what_the_ledger_accepts(start: str) -> None:
+    """An address that passes the check and fails at the first use would be found out too late."""
+    ledger_url = f"{start}u@db/l"
+    refused = "LEDGER_URL" in [p.path for p in check_launch({"LEDGER_URL": ledger_url})]
+    try:
+        sqlalchemy_url(ledger_url)
+        readable = True
+    except LedgerURLError:
+        readable = False
+
+    assert set(LEDGER_SCHEMES) == SCHEMES
+    assert readable is not refused
 
 
 def run(ledger_url: str, statement: str) -> None:
@@ -108,6 +133,27 @@ def test_a_database_without_our_tables(fresh_database: str) -> None:
         run(fresh_database, "SELECT value FROM wicketgate.snapshot_revision")
 
     assert str(refused.value) == "The ledger database has no Wicketgate tables yet."
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        pytest.param(
+            ["CREATE ROLE visitor", "SET ROLE visitor", "SELECT 1 FROM wicketgate.tenants"],
+            id="no-right",
+        ),
+        pytest.param(
+            ["SET TRANSACTION READ ONLY", "UPDATE wicketgate.snapshot_revision SET value = 7"],
+            id="read-only",
+        ),
+    ],
+)
+def test_a_role_that_may_not(ledger_url: str, statements: list[str]) -> None:
+    """The one line says what to grant; whom and what the driver names stays on the cause."""
+    with pytest.raises(LedgerRefusedError) as refused:
+        run(ledger_url, "; ".join(statements))
+
+    assert str(refused.value) == REFUSED
 
 
 def test_a_fault_of_ours_passes_through(ledger_url: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 
@@ -90,3 +91,23 @@ def test_nothing_is_handed_out_without_a_database() -> None:
 
     assert keeper.current() is None
     assert ages[0] == float("inf")
+
+
+def test_a_database_without_our_tables_is_told_once(
+    fresh_database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log names the remedy, not the same trouble four times a second."""
+    logging.getLogger("wicketgate").propagate = True
+    keeper = Keeper(fresh_database, on_tick=lambda age: None)
+    with caplog.at_level("INFO", logger="wicketgate.keeper"):
+        keeper.start()
+        time.sleep(1.2)
+        migrate(fresh_database, lambda line: None)
+        within(5, lambda: keeper.current() is not None)
+        keeper.stop()
+
+    told = [r.getMessage() for r in caplog.records if r.name == "wicketgate.keeper"]
+    assert told == [
+        "The ledger database has no Wicketgate tables yet. Run: deploy/admin db migrate",
+        "the ledger answers again",
+    ]

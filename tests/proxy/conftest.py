@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plugins.embedded_postgres import EmbeddedPostgres
+from plugins.setup.postgres import EmbeddedPostgres
 from tests.proxy import launch
 from tests.proxy.harness import Proxy
 from tests.proxy.models import Providers, write_config

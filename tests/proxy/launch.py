@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from plugins import proxy_process, settings
-from plugins.data_folder import prepare, write_private
+from plugins.config import settings
+from plugins.setup import proxy_process
+from plugins.setup.data_folder import prepare, write_private
 from tests.proxy.harness import Proxy
 from tests.proxy.models import PROVIDER_KEYS
 

@@ -28,7 +28,7 @@ class Office:
 
     def __call__(self, *arguments: str) -> Any:
         """Run `admin ARGUMENTS --json`; return what it prints."""
-        from plugins import admin
+        from plugins.admin import cli
 
         printed, told = io.StringIO(), io.StringIO()
         with (
@@ -36,7 +36,7 @@ class Office:
             contextlib.redirect_stdout(printed),
             contextlib.redirect_stderr(told),
         ):
-            code = admin.main([*arguments, "--json"])
+            code = cli.main([*arguments, "--json"])
         assert code == 0, f"admin {' '.join(arguments)}: {told.getvalue()}"
         return json.loads(printed.getvalue())
 

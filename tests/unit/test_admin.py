@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
-from plugins import admin
-from plugins.admin_times import LATEST, duration, expiry, later
+from plugins.admin import cli
+from plugins.admin.times import LATEST, duration, expiry, later
+from plugins.config import provider_variables
+from plugins.config.flags import VARIABLES
 
 NOON = datetime(2026, 12, 1, 12, tzinfo=UTC)
 
@@ -104,7 +108,7 @@ def test_text_no_database_can_hold(
     argv: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is refused in words, whichever option it came with, and not repeated."""
-    assert admin.main(argv) == 2
+    assert cli.main(argv) == 2
     assert capsys.readouterr() == ("", f"{line}\n")
 
 
@@ -140,7 +144,7 @@ def test_text_no_database_can_hold(
 def test_usage_errors(argv: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A command that is not understood ends with 2 and one line on stderr."""
     with pytest.raises(SystemExit) as ended:
-        admin.main(argv)
+        cli.main(argv)
     assert ended.value.code == 2
     assert capsys.readouterr() == ("", f"{line}\n")
 
@@ -158,8 +162,32 @@ def test_usage_errors(argv: list[str], line: str, capsys: pytest.CaptureFixture[
 def test_every_command_of_the_contract(area: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each explains itself and takes `--json`."""
     with pytest.raises(SystemExit) as ended:
-        admin.main([*area.split(), "--help"])
+        cli.main([*area.split(), "--help"])
     assert ended.value.code == 0
     out, err = capsys.readouterr()
     assert "--json" in out
     assert err == ""
+
+
+def test_check_prints_every_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 1 when one is fatal; as data, every field of each."""
+    path = tmp_path / "config.yaml"
+    path.write_text("model_list: []\n", encoding="utf-8")
+
+    code = cli.main(["check", str(path), "--json"])
+    listed = json.loads(capsys.readouterr().out)
+
+    assert code == 1
+    assert {"level", "file", "line", "path", "rule", "got", "remedy"} == listed[0].keys()
+    assert "general_settings.custom_auth" in [problem["path"] for problem in listed]
+
+
+def test_check_without_a_file_looks_at_the_shipped_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Entries without their key are notes, and no reason to fail."""
+    for name in [*provider_variables.NAMES, *VARIABLES, "LITELLM_MASTER_KEY"]:
+        monkeypatch.delenv(name, raising=False)
+
+    assert cli.main(["check"]) == 0
+    assert "note: " in capsys.readouterr().out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from importlib import util
 from pathlib import Path
@@ -11,9 +10,22 @@ from typing import Any
 import pytest
 import yaml
 
-from plugins import check, provider_variables
-from plugins.check import DEFAULT_CONFIG, Problem
-from plugins.flags import CALLBACKS, DATABASE_PARTS, FLAGS, LEAKS, SECTIONS, VARIABLES, Flag
+from plugins import runtime
+from plugins.config import check, provider_variables, settings
+from plugins.config.check import DEFAULT_CONFIG, Problem
+from plugins.config.flags import (
+    CALLBACKS,
+    DATABASE_PARTS,
+    DOOR_CLASSES,
+    DOORS,
+    FLAGS,
+    LEAKS,
+    NOT_IN_FORCE,
+    SECTIONS,
+    START_HOOK,
+    VARIABLES,
+    Flag,
+)
 
 SOUND = yaml.safe_load(DEFAULT_CONFIG.read_text(encoding="utf-8"))
 
@@ -279,23 +291,6 @@ def test_a_launch_is_complete_or_says_what_it_lacks(
     assert fatal(check.check_launch(environ)) == names
 
 
-def test_the_command_prints_every_problem(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Exit 1 when one is fatal; as data, every field of each."""
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump({"model_list": SOUND["model_list"][:1]}), encoding="utf-8")
-
-    code = check.command(path, as_json=True)
-    listed = json.loads(capsys.readouterr().out)
-
-    assert code == 1
-    assert {"level", "file", "line", "path", "rule", "got", "remedy"} == listed[0].keys()
-    assert "general_settings.custom_auth" in [problem["path"] for problem in listed]
-    assert check.command(DEFAULT_CONFIG, as_json=False) == 0
-    assert "note: " in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("name", CALLBACKS)
 def test_callbacks_that_send_prompts_on_are_refused(name: str, tmp_path: Path) -> None:
     """A callback beside ours must not reach a model or a service of its own."""
@@ -469,13 +464,10 @@ def test_a_key_that_is_not_set_borrows_another_on_a_plain_launch(tmp_path: Path)
     ],
 )
 def test_no_secret_is_shown_wherever_it_stands(
-    place: tuple[Any, ...], value: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: tuple[Any, ...], value: Any, tmp_path: Path
 ) -> None:
     """The check's output goes into tickets and logs."""
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(changed(place, value), sort_keys=False), encoding="utf-8")
-    check.command(path, as_json=True)
-    listed = capsys.readouterr().out
+    listed = " ".join(map(repr, found(tmp_path, changed(place, value))))
 
     assert place[-1] in listed
     assert "hunter2" not in listed
@@ -520,6 +512,52 @@ def test_a_variable_of_another_program_is_left_alone(tmp_path: Path) -> None:
     environ = {"STRIPE_API_KEY": "x", "SENDGRID_KEY": "x"}
 
     assert found(tmp_path, SOUND, environ) == found(tmp_path, SOUND)
+
+
+@pytest.mark.parametrize("name", NOT_IN_FORCE)
+def test_a_part_that_nothing_acts_on_yet_is_warned_of(name: str, tmp_path: Path) -> None:
+    """Who writes a route or a budget must not believe that it holds."""
+    problems = found(tmp_path, changed(("wicketgate", name), {"x": {}}))
+
+    assert [(p.path, p.rule) for p in problems if p.level != "note"] == [
+        (f"wicketgate.{name}", "is not in force yet: nothing acts on it")
+    ]
+    assert found(tmp_path, changed(("wicketgate", name), {})) == found(tmp_path, SOUND)
+
+
+@pytest.mark.parametrize("environ", [{}, {"WG_VLLM_URL": ""}], ids=["unset", "empty"])
+def test_an_entry_that_litellm_could_not_resolve_is_fatal(environ: dict[str, str]) -> None:
+    """Without its address LiteLLM would send a local call to OpenAI; told once for an entry."""
+    keys = {"WG_OPENROUTER_API_KEY": "pk-1", "WG_ANTHROPIC_API_KEY": "pk-2"}
+    (problem,) = check.check_resolved(DEFAULT_CONFIG, {**keys, **environ})
+    line = DEFAULT_CONFIG.read_text(encoding="utf-8").splitlines()[problem.line - 1]
+
+    assert (problem.level, problem.path) == ("fatal", "model_list[2].litellm_params.api_base")
+    assert line.strip() == "api_base: os.environ/WG_VLLM_URL"
+    assert problem.rule == (
+        "WG_VLLM_URL is not set: LiteLLM would call the provider's own address instead"
+    )
+    assert problem.remedy == (
+        "set it, or take the entry out; deploy/up leaves such entries out by itself"
+    )
+
+
+def test_what_deploy_up_renders_is_resolved(tmp_path: Path) -> None:
+    """The entries that lack a variable are gone from it; an unreadable file is told elsewhere."""
+    rendered = tmp_path / "rendered.yaml"
+    rendered.write_text(settings.render(DEFAULT_CONFIG, {}).text, encoding="utf-8")
+
+    assert len(check.check_resolved(DEFAULT_CONFIG, {})) == 3
+    assert check.check_resolved(rendered, {}) == []
+    assert check.check_resolved(tmp_path / "none.yaml", {}) == []
+
+
+def test_the_doors_are_named_once() -> None:
+    """A door's class and its instance are of the same module, and the runtime looks for these."""
+    assert [door.rpartition(".")[0] for door in DOOR_CLASSES] == [
+        door.rpartition(".")[0] for door in DOORS
+    ]
+    assert callable(getattr(runtime, START_HOOK.partition(":")[2]))
 
 
 #: LiteLLM's secret manager, a loop variable, and what `VARIABLES` says more of.

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from plugins import inflight
-from plugins.admission import Admission
+from plugins.entrance import Entrance
 from plugins.gate import Gate
 from plugins.policy.call import Limits
 from plugins.policy.grants import Deployment, Grants
@@ -103,14 +103,14 @@ class World:
         sound: bool = True,
     ) -> None:
         self.litellm = LiteLLM(answer)
-        admission = Admission(
+        entrance = Entrance(
             keeper or Keeper(snapshot()),  # type: ignore[arg-type]
             Catalog(groups={"local-a": (DEPLOYMENT,)}),
             Limits(max_body_bytes=10_000),
             now=lambda: NOW,
             sound=lambda: sound,
         )
-        self._gate = Gate(self.litellm, admission)
+        self._gate = Gate(self.litellm, entrance)
 
     def ask(
         self, method: str = "POST", path: str = "/v1/chat/completions", **options: Any
@@ -164,6 +164,7 @@ def test_an_answer_carries_our_headers_and_no_one_elses() -> None:
 
     assert {name: response.headers[name] for name in response.headers} == {
         "content-type": "application/json",
+        "content-length": "11",
         "x-wg-request-id": response.headers["x-wg-request-id"],
         "x-wg-route": "by-name",
         "x-wg-attempts": "1",
@@ -399,6 +400,128 @@ def test_a_broken_stream_is_told_in_our_words(
     assert response.content.endswith(b"\n\ndata: [DONE]\n\n")
     assert b"pk-1" not in response.content
     assert b"upstream_error" in response.content
+
+
+def streamed(entry: inflight.InFlight) -> list[dict[str, Any]]:
+    return [
+        start(200, (b"content-type", b"text/event-stream")),
+        body(b"data: {}\n\nevent: er", more=True),
+        body(b'ror\ndata: {"message": "pk-1"}\n\n', more=True),
+    ]
+
+
+def test_an_error_event_in_two_pieces_is_told_in_our_words() -> None:
+    """A provider's stream comes as the network cuts it."""
+    response = World(streamed).ask(path="/v1/messages", json={**MESSAGE, "stream": True})
+
+    assert response.content.startswith(b"data: {}\n\nevent: error\ndata: ")
+    assert b"pk-1" not in response.content
+
+
+def test_an_error_under_status_200_is_told_in_our_words() -> None:
+    """Some providers report a failure in a document that looks like an answer."""
+
+    def answer(entry: inflight.InFlight) -> list[dict[str, Any]]:
+        entry.attempts[0, 0, "d1"] = DEPLOYMENT
+        return [
+            start(200, (b"content-type", b"application/json")),
+            body(b'{"type":"error","error":', more=True),
+            body(b'{"message":"pk-1"}}'),
+        ]
+
+    response = World(answer).ask(path="/v1/messages", json=MESSAGE)
+
+    assert error(response) == (502, "upstream_error")
+    assert "pk-1" not in response.text
+
+
+def test_a_response_names_the_public_model_and_no_price() -> None:
+    """What the operator calls a model, and pays for it, stays inside."""
+
+    def answer(entry: inflight.InFlight) -> list[dict[str, Any]]:
+        entry.served_by = DEPLOYMENT
+        document = {"model": "raw-1", "error": None, "usage": {"total_tokens": 3, "cost": 0.1}}
+        if entry.call is not None and entry.call.stream:
+            event = {"type": "response.completed", "response": document}
+            return [
+                start(200, (b"content-type", b"text/event-stream")),
+                body(b"data: " + orjson.dumps(event) + b"\n\n"),
+            ]
+        return [start(200, (b"content-type", b"application/json")), body(orjson.dumps(document))]
+
+    asked = {"model": "local-a", "input": "x"}
+    plain = World(answer).ask(path="/v1/responses", json=asked).json()
+    stream = World(answer).ask(path="/v1/responses", json={**asked, "stream": True})
+
+    expected = {"model": "local-a", "error": None, "usage": {"total_tokens": 3}}
+    assert plain == expected
+    assert orjson.loads(stream.content.removeprefix(b"data: "))["response"] == expected
+
+
+def test_a_crash_in_the_middle_is_not_passed_off_as_an_end() -> None:
+    """A stream says that it broke; a plain answer that never came is an error."""
+
+    class Crashing(LiteLLM):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            await super().__call__(scope, receive, send)
+            raise RuntimeError("at 10.0.0.1")
+
+    def half(entry: inflight.InFlight) -> list[dict[str, Any]]:
+        kind = b"text/event-stream" if entry.call and entry.call.stream else b"application/json"
+        return [start(200, (b"content-type", kind)), body(b"data: {}\n\n", more=True)]
+
+    world = World()
+    world._gate._app = Crashing(half)
+    stream = world.ask(json={**BODY, "stream": True})
+    plain = world.ask()
+
+    assert stream.content.startswith(b'data: {}\n\ndata: {"error":')
+    assert error(plain) == (503, "gateway_error")
+    assert b"10.0.0.1" not in stream.content + plain.content
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers"),
+    [
+        ("POST", "/v1/chat/completions", {}),
+        ("GET", "/nowhere", {}),
+        ("OPTIONS", "/v1/models", {}),
+        (
+            "POST",
+            "/v1/chat/completions",
+            {"authorization": f"Bearer {SECRET}", "x-data-class": "?"},
+        ),
+    ],
+)
+def test_a_refusal_has_an_id_too(method: str, path: str, headers: dict[str, str]) -> None:
+    """A caller can name the request that was refused."""
+    response = World().ask(method, path, headers=headers)
+
+    assert response.status_code >= 400
+    assert len(response.headers["x-wg-request-id"]) == 36
+    assert response.headers["x-wg-attempts"] == "0"
+
+
+def test_two_lengths_are_refused() -> None:
+    """A proxy in front could see another request than we do."""
+    response = World().ask(
+        headers={"authorization": f"Bearer {SECRET}", "transfer-encoding": "chunked"}
+    )
+
+    assert error(response) == (400, "invalid_request_error")
+
+
+def test_too_many_values_are_refused_before_they_are_parsed() -> None:
+    """Half a million empty lists would hold up everybody."""
+    world = World()
+    world._gate._entrance._limits = Limits()
+    text = {**BODY, "messages": [{"role": "user", "content": "[{,]" * 60_000}]}
+
+    many = world.ask(content=b'{"model":"local-a","messages":[' + b"[]," * 100_000 + b"[]]}")
+
+    assert error(many) == (400, "invalid_request_error")
+    assert "100000 values" in many.text
+    assert world.ask(json=text).status_code == 200
 
 
 def test_a_crash_inside_litellm_is_answered() -> None:

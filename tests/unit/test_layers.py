@@ -22,29 +22,24 @@ RINGS = {
     "policy": {"policy"},
     "ledger": {"policy", "ledger"},
     "telemetry": {"telemetry"},
-    "settings": {"policy", "settings"},
-    "flags": set(),
-    "provider_variables": set(),
-    "check": {"policy", "settings", "flags", "provider_variables"},
+    "config": {"policy", "config"},
     "inflight": {"policy"},
     "logs": set(),
-    "seam": {"policy", "inflight"},
+    "seam": {"policy", "inflight", "logs"},
     "tokens": {"seam"},
     "keeper": {"policy", "ledger"},
-    "admission": {"policy", "inflight", "keeper", "tokens"},
-    "gate": {"policy", "inflight", "admission", "telemetry"},
+    "events": set(),
+    "entrance": {"policy", "inflight", "keeper", "tokens"},
+    "gate": {"policy", "inflight", "entrance", "events", "logs", "telemetry"},
     "runtime": {
-        *("policy", "ledger", "telemetry", "settings", "check", "inflight", "logs", "seam"),
-        *("keeper", "admission", "gate"),
+        *("policy", "ledger", "telemetry", "config", "inflight", "logs", "seam"),
+        *("keeper", "entrance", "gate"),
     },
     "tenant_grants": {"policy", "inflight", "runtime", "seam", "telemetry"},
     "router_hooks": {"policy", "inflight", "runtime", "seam", "telemetry"},
 }
 #: Commands: they may import what they like, except a door.
-COMMANDS = {
-    *("admin", "admin_commands", "admin_times", "launcher", "proxy_process", "demo"),
-    *("embedded_postgres", "child_process", "data_folder"),
-}
+COMMANDS = {"admin", "setup"}
 
 
 def imported(path: Path) -> Iterator[str]:

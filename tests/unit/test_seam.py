@@ -71,7 +71,7 @@ def test_a_refusal_in_authentication_keeps_its_code() -> None:
 
 def test_an_unexpected_error_is_not_told() -> None:
     """LiteLLM would send the text of any other exception to the caller."""
-    entry = InFlight(KEY, None, None)
+    entry = InFlight(KEY, None, None, "r1")
     inflight.enter(entry)
     try:
         with pytest.raises(seam.Stop) as stopped, seam.client_safe("routing"):
@@ -182,11 +182,39 @@ def test_a_failure_is_put_down_to_whose_it_is(
     error: Exception, code: str, wait: int | None
 ) -> None:
     """The provider's fault is told apart from the caller's, in our words only."""
-    refusal = seam.whose_fault(error)
+    refusal = seam.whose_fault(error, sent=True)
 
     assert (refusal.code, refusal.retry_after) == (code, wait)
     assert "MARKER" not in refusal.message
     assert "pk-1" not in refusal.message
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(401, "gateway_error"), (429, "gateway_error"), (400, "invalid_request_error")],
+)
+def test_what_never_left_is_not_the_providers_fault(status: int, code: str) -> None:
+    """LiteLLM has refusals of its own."""
+    refusal = seam.whose_fault(failure(Exception, status_code=status), sent=False)
+
+    assert refusal.code == code
+
+
+@pytest.mark.parametrize(
+    ("value", "wait"),
+    [
+        ("7", 7),
+        ("9" * 4400, None),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0),
+        ("soon", None),
+        ("-1", None),
+    ],
+)
+def test_a_wait_is_read_in_both_of_its_forms(value: str, wait: int | None) -> None:
+    """`Retry-After` is a number of seconds or a date."""
+    error = failure(Exception, status_code=503, litellm_response_headers={"retry-after": value})
+
+    assert seam.whose_fault(error, sent=True).retry_after == wait
 
 
 def test_litellms_errors_have_the_names_we_tell_them_by() -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from plugins import settings
+from plugins.config import settings
+from plugins.config.settings import Engine, SettingsError, dotted
 from plugins.policy.call import Limits
 from plugins.policy.grants import Deployment
-from plugins.settings import Engine, SettingsError, dotted
 
 ENTRY = """
 model_list:

@@ -3,34 +3,40 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from plugins import provider_variables, settings
-from plugins.flags import (
+from plugins.config import provider_variables, settings
+from plugins.config.flags import (
     CALLBACKS,
     DATABASE_PARTS,
     DOORS,
     FLAGS,
+    GENERAL,
     HARMLESS_CALLBACKS,
     KNOWN_SECTIONS,
     LEAKS,
+    LEDGER_SCHEMES,
+    LITELLM,
     MAX_RETRIES,
+    MODEL_LIST,
+    NOT_IN_FORCE,
+    OURS,
+    ROUTER,
     SECTIONS,
+    START_HOOK,
     VARIABLES,
+    VARIABLES_SECTION,
 )
-from plugins.settings import Document, Flaw, Place, SettingsError, dotted, shown
+from plugins.config.settings import Document, Flaw, Place, SettingsError, dotted, shown
 
 Level = Literal["fatal", "warning", "note"]
 
-DEFAULT_CONFIG = Path(__file__).parents[1] / "litellm_config.yaml"
-START_HOOK = "plugins.runtime:start"
+DEFAULT_CONFIG = Path(__file__).parents[2] / "litellm_config.yaml"
 MASTER_KEY_LENGTH = 20
 
 
@@ -57,7 +63,6 @@ class Problem:
         return f"{where}: {self.path}: {self.rule}{got}{remedy}"
 
 
-_GENERAL, _LITELLM, _ROUTER = "general_settings", "litellm_settings", "router_settings"
 _SECRET_FIELDS = re.compile(
     r"(api_key|_token|secret|password|credentials|access_key)", re.IGNORECASE
 )
@@ -78,7 +83,7 @@ def check_file(path: Path, environ: Mapping[str, str]) -> list[Problem]:
     found: list[tuple[Level, Flaw]] = [("fatal", flaw) for flaw in flaws]
     for rule in (
         *(_flags, _callbacks, _retries, _sections, _entries, _names, _fallbacks),
-        *(_master_key, _variables),
+        *(_master_key, _variables, _not_in_force),
     ):
         found.extend(rule(document, environ))
     problems = [_problem(level, path, document, flaw) for level, flaw in found]
@@ -114,8 +119,8 @@ def _flags(document: Document, environ: Mapping[str, str]) -> Found:
 
 def _callbacks(document: Document, environ: Mapping[str, str]) -> Found:
     """Look at the callbacks beside our own."""
-    listed = _section(document, _LITELLM).get("callbacks")
-    place: Place = (_LITELLM, "callbacks")
+    listed = _section(document, LITELLM).get("callbacks")
+    place: Place = (LITELLM, "callbacks")
     for number, name in enumerate(listed if isinstance(listed, list) else []):
         if name in DOORS or name in HARMLESS_CALLBACKS:
             continue
@@ -130,15 +135,15 @@ def _callbacks(document: Document, environ: Mapping[str, str]) -> Found:
 def _retries(document: Document, environ: Mapping[str, str]) -> Found:
     """Look for attempts that are counted in other places than `num_retries`."""
     rule, why = f"must be at most {MAX_RETRIES}", "every retry is a paid attempt"
-    router = _section(document, _ROUTER)
-    counts = dict(_numbers(router.get("retry_policy"), (_ROUTER, "retry_policy")))
+    router = _section(document, ROUTER)
+    counts = dict(_numbers(router.get("retry_policy"), (ROUTER, "retry_policy")))
     groups = "model_group_retry_policy"
-    counts.update(_numbers(router.get(groups), (_ROUTER, groups)))
+    counts.update(_numbers(router.get(groups), (ROUTER, groups)))
     for number, entry in enumerate(settings.model_list(document.content)):
         params = entry.get("litellm_params") if isinstance(entry, dict) else None
         for name in ("num_retries", "max_retries", "retry_policy"):
             if isinstance(params, dict):
-                at: Place = ("model_list", number, "litellm_params", name)
+                at: Place = (MODEL_LIST, number, "litellm_params", name)
                 counts.update(_numbers(params.get(name), at))
     for place, count in counts.items():
         if count > MAX_RETRIES:
@@ -162,23 +167,23 @@ def _sections(document: Document, environ: Mapping[str, str]) -> Found:
             near = difflib.get_close_matches(name, KNOWN_SECTIONS, n=1)
             remedy = f"did you mean '{near[0]}'?" if near else "LiteLLM and Wicketgate ignore it"
             yield "warning", Flaw((name,), "unknown section", name, remedy)
-    for name, value in _section(document, "environment_variables").items():
+    for name, value in _section(document, VARIABLES_SECTION).items():
         if name in VARIABLES or name in DATABASE_PARTS or is_provider_variable(name):
             remedy = "name the variable in the entry that needs it, as os.environ/NAME"
             got = shown(value) if settings.ENV_REFERENCE in str(value) else "***"
             yield (
                 "fatal",
-                Flaw(("environment_variables", name), "must not be set here", got, remedy),
+                Flaw((VARIABLES_SECTION, name), "must not be set here", got, remedy),
             )
 
 
 def _entries(document: Document, environ: Mapping[str, str]) -> Found:
     if not settings.model_list(document.content):
         remedy = "add an entry, or start with --demo"
-        yield "fatal", Flaw(("model_list",), "expected at least one entry", "none", remedy)
+        yield "fatal", Flaw((MODEL_LIST,), "expected at least one entry", "none", remedy)
     for number, entry in enumerate(settings.model_list(document.content)):
         if isinstance(entry, dict):
-            place: Place = ("model_list", number)
+            place: Place = (MODEL_LIST, number)
             yield from _labels(entry, place)
             yield from _model_name(entry, place)
             yield from _params(entry, place, environ)
@@ -294,7 +299,7 @@ def _names(document: Document, environ: Mapping[str, str]) -> Found:
         identifier = _info(entry).get("id")
         if not isinstance(identifier, str):
             continue
-        place: Place = ("model_list", number, "model_info", "id")
+        place: Place = (MODEL_LIST, number, "model_info", "id")
         if ids[identifier] > 1:
             yield "fatal", Flaw(place, "stands at several entries", shown(identifier))
         if identifier in names:
@@ -305,8 +310,8 @@ def _names(document: Document, environ: Mapping[str, str]) -> Found:
 def _fallbacks(document: Document, environ: Mapping[str, str]) -> Found:
     entries = settings.model_list(document.content)
     names = [e.get("model_name") for e in entries if isinstance(e, dict)]
-    listed = _section(document, _ROUTER).get("fallbacks")
-    place: Place = (_ROUTER, "fallbacks")
+    listed = _section(document, ROUTER).get("fallbacks")
+    place: Place = (ROUTER, "fallbacks")
     if listed is not None and not isinstance(listed, list):
         yield "fatal", Flaw(place, _FALLBACK_FORM, shown(listed))
         return
@@ -329,8 +334,8 @@ def _fallbacks(document: Document, environ: Mapping[str, str]) -> Found:
 
 
 def _master_key(document: Document, environ: Mapping[str, str]) -> Found:
-    key = _section(document, _GENERAL).get("master_key")
-    place: Place = (_GENERAL, "master_key")
+    key = _section(document, GENERAL).get("master_key")
+    place: Place = (GENERAL, "master_key")
     remedy = "write os.environ/LITELLM_MASTER_KEY; deploy/up keeps a random one"
     if not isinstance(key, str) or not key:
         yield "fatal", Flaw(place, "must name a variable", "nothing", remedy)
@@ -352,12 +357,18 @@ def _variables(document: Document, environ: Mapping[str, str]) -> Found:
             if environ.get(name):
                 rule = f"{name} is a name LiteLLM reads on its own"
                 remedy = f"rename it, for example to WG_{name}"
-                yield "warning", Flaw(("model_list", number), rule, "", remedy)
+                yield "warning", Flaw((MODEL_LIST, number), rule, "", remedy)
     for name in sorted(environ):
         if environ[name] and is_provider_variable(name) and name not in named:
             rule = f"{name} is set and no entry names it: LiteLLM could use it on its own"
             remedy = f"start with: env -u {name} …, or rename it"
-            yield "fatal", Flaw(("model_list",), rule, "***", remedy)
+            yield "fatal", Flaw((MODEL_LIST,), rule, "***", remedy)
+
+
+def _not_in_force(document: Document, environ: Mapping[str, str]) -> Found:
+    for name in NOT_IN_FORCE:
+        if _section(document, OURS).get(name):
+            yield "warning", Flaw((OURS, name), "is not in force yet: nothing acts on it")
 
 
 def is_provider_variable(name: str) -> bool:
@@ -377,6 +388,28 @@ def check_environment(environ: Mapping[str, str]) -> Iterator[Problem]:
         yield Problem("warning", "environment", 0, ", ".join(DATABASE_PARTS), rule, "***", remedy)
 
 
+def check_resolved(path: Path, environ: Mapping[str, str]) -> list[Problem]:
+    """Return the entries of the file that LiteLLM is to load whose variables are not set.
+
+    LiteLLM makes nothing of such a reference, and nothing for an address means the provider's
+    public one. What is wrong with the file otherwise is for `check_file` to tell.
+    """
+    try:
+        document = settings.read(path)
+    except SettingsError:
+        return []
+    remedy = "set it, or take the entry out; deploy/up leaves such entries out by itself"
+    problems = []
+    for number, entry in enumerate(settings.model_list(document.content)):
+        told = set()
+        for place, name in settings.referenced(entry, (MODEL_LIST, number)):
+            if not environ.get(name) and name not in told:
+                told.add(name)
+                rule = f"{name} is not set: LiteLLM would call the provider's own address instead"
+                problems.append(_problem("fatal", path, document, Flaw(place, rule, "", remedy)))
+    return problems
+
+
 def check_launch(environ: Mapping[str, str]) -> list[Problem]:
     """Return what a launch of LiteLLM lacks, whoever launches it."""
 
@@ -388,7 +421,7 @@ def check_launch(environ: Mapping[str, str]) -> list[Problem]:
         problems.append(
             problem("fatal", "LITELLM_WORKER_STARTUP_HOOKS", f"must hold {START_HOOK}", "")
         )
-    if not environ.get("LEDGER_URL", "").startswith(("postgresql://", "postgres://")):
+    if not environ.get("LEDGER_URL", "").startswith(tuple(f"{s}://" for s in LEDGER_SCHEMES)):
         problems.append(
             problem(
                 "fatal", "LEDGER_URL", "must be a postgresql:// URL",
@@ -411,19 +444,3 @@ def check_launch(environ: Mapping[str, str]) -> list[Problem]:
 def masked(name: str, value: Any) -> str:
     """Return a value for people to read, or `***` when its name says that it is a secret."""
     return "***" if _SECRET_FIELDS.search(name) or "url" in name else shown(value)
-
-
-def command(config: Path | None, as_json: bool) -> int:
-    """Run `admin check`: print the problems; 1 when one is fatal."""
-    import os
-
-    path = config or DEFAULT_CONFIG
-    problems = check_file(path, os.environ)
-    if as_json:
-        print(json.dumps([asdict(problem) for problem in problems], ensure_ascii=False, indent=2))
-    else:
-        for problem in problems:
-            print(f"{problem.level}: {problem}")
-        if not problems:
-            print(f"{path}: nothing to mend", file=sys.stderr)
-    return 1 if any(problem.level == "fatal" for problem in problems) else 0

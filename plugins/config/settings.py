@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from plugins.config.flags import MODEL_LIST, NOT_IN_FORCE, OURS, ROUTER
 from plugins.policy.call import Limits
 from plugins.policy.grants import Deployment
 
@@ -20,9 +21,8 @@ MAX_DEPTH = 50
 MAX_VALUES = 100_000
 SHOWN_LENGTH = 80
 ENV_REFERENCE = "os.environ/"
-SECTION = "wicketgate"
 MAPPING, SEQUENCE = "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"
-SUBSECTIONS = ("task_types", "routes", "cascades", "defaults", "hosting")
+SUBSECTIONS = ("defaults", *NOT_IN_FORCE)
 
 Place = tuple[str | int, ...]
 
@@ -247,13 +247,13 @@ def load(path: Path) -> Settings:
 def interpret(document: Document) -> tuple[Settings, list[Flaw]]:
     """Return the values, and what is wrong with them."""
     flaws = list(document.flaws)
-    ours = document.content.get(SECTION) or {}
+    ours = document.content.get(OURS) or {}
     if not isinstance(ours, dict):
-        flaws.append(Flaw((SECTION,), "expected a mapping", shown(ours)))
+        flaws.append(Flaw((OURS,), "expected a mapping", shown(ours)))
         ours = {}
-    flaws.extend(_unknown((SECTION,), ours, SUBSECTIONS))
+    flaws.extend(_unknown((OURS,), ours, SUBSECTIONS))
     flaws.extend(
-        Flaw((SECTION, name), "expected a mapping", shown(ours[name]))
+        Flaw((OURS, name), "expected a mapping", shown(ours[name]))
         for name in SUBSECTIONS
         if name != "defaults" and not isinstance(ours.get(name) or {}, dict)
     )
@@ -261,7 +261,7 @@ def interpret(document: Document) -> tuple[Settings, list[Flaw]]:
     flaws.extend(found)
     entries = []
     for number, raw in enumerate(model_list(document.content)):
-        entry, found = _entry(raw, ("model_list", number), document.spelled)
+        entry, found = _entry(raw, (MODEL_LIST, number), document.spelled)
         flaws.extend(found)
         if entry is not None:
             entries.append(entry)
@@ -281,13 +281,13 @@ def interpret(document: Document) -> tuple[Settings, list[Flaw]]:
 
 
 def model_list(content: Mapping[str, Any]) -> list[Any]:
-    found = content.get("model_list")
+    found = content.get(MODEL_LIST)
     return found if isinstance(found, list) else []
 
 
 def fallbacks_of(content: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """Return model -> its fallbacks, as LiteLLM's list of one-key mappings states them."""
-    router = content.get("router_settings")
+    router = content.get(ROUTER)
     listed = router.get("fallbacks") if isinstance(router, dict) else None
     found: dict[str, tuple[str, ...]] = {}
     for item in listed if isinstance(listed, list) else []:
@@ -297,7 +297,7 @@ def fallbacks_of(content: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 
 
 def _defaults(raw: Any) -> tuple[Limits, list[Flaw]]:
-    place: Place = (SECTION, "defaults")
+    place: Place = (OURS, "defaults")
     if raw is None:
         return Limits(), []
     if not isinstance(raw, dict):
@@ -403,14 +403,19 @@ def _engine(raw: Any, place: Place) -> tuple[Engine | None, list[Flaw]]:
 
 def references(value: Any) -> Iterator[str]:
     """Yield the environment variables that *value* names as `os.environ/NAME`."""
+    return (name for _, name in referenced(value, ()))
+
+
+def referenced(value: Any, place: Place) -> Iterator[tuple[Place, str]]:
+    """Yield each reference to an environment variable below *place*, with where it stands."""
     if isinstance(value, str) and value.startswith(ENV_REFERENCE):
-        yield value.removeprefix(ENV_REFERENCE)
+        yield place, value.removeprefix(ENV_REFERENCE)
     elif isinstance(value, dict):
-        for item in value.values():
-            yield from references(item)
+        for name, item in value.items():
+            yield from referenced(item, (*place, name))
     elif isinstance(value, list):
-        for item in value:
-            yield from references(item)
+        for number, item in enumerate(value):
+            yield from referenced(item, (*place, number))
 
 
 def missing(entry: Any, environ: Mapping[str, str]) -> list[str]:
@@ -435,9 +440,9 @@ def render(
             left_out.append(f"{entry.get('model_name')}: {', '.join(absent)} not set")
         else:
             kept.append(entry)
-    content["model_list"] = [*kept, *(dict(entry) for entry in extra_model_list)]
-    names = {entry["model_name"] for entry in content["model_list"]}
-    router = content.get("router_settings")
+    content[MODEL_LIST] = [*kept, *(dict(entry) for entry in extra_model_list)]
+    names = {entry["model_name"] for entry in content[MODEL_LIST]}
+    router = content.get(ROUTER)
     if isinstance(router, dict) and "fallbacks" in router:
         remaining = {
             model: [target for target in targets if target in names]

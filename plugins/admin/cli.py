@@ -9,26 +9,31 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pwd
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from plugins import admin_commands as commands
-from plugins.admin_commands import Desk, RefusedError
-from plugins.data_folder import CannotStart
+from plugins.admin import commands
+from plugins.admin.commands import Desk, RefusedError
+from plugins.config import check
 from plugins.ledger import migrate, snapshot
 from plugins.ledger.database import (
     LedgerBusyError,
     LedgerNotMigratedError,
+    LedgerRefusedError,
     LedgerUnavailable,
     LedgerURLError,
     connect_engine,
     transaction,
 )
 from plugins.policy.identity import name_problem
+from plugins.setup.data_folder import CannotStart
+from plugins.setup.postgres import admin_ledger_url
 
 Command = Callable[[Desk, Namespace], Any]
 
@@ -36,6 +41,7 @@ REMEDIES: dict[type[Exception], str] = {
     LedgerUnavailable: "Check that PostgreSQL is running and that LEDGER_URL is right.",
     LedgerNotMigratedError: "Run 'deploy/admin db migrate'.",
     LedgerBusyError: "Try again when it has ended.",
+    LedgerRefusedError: "",
     LedgerURLError: "",
     migrate.MigrationError: "",
     RefusedError: "",
@@ -89,8 +95,6 @@ def changes(command: Command) -> Callable[[Namespace], int]:
 
 
 def _in_transaction(command: Command, args: Namespace, *, changes: bool) -> int:
-    from plugins.embedded_postgres import admin_ledger_url
-
     actor = _actor(args.actor)
     with admin_ledger_url() as url:
         with transaction(connect_engine(url)) as conn:
@@ -114,16 +118,12 @@ def _actor(given: str | None) -> str:
 def _account() -> str:
     # Not getpass.getuser(): it believes the environment before the operating system.
     try:
-        import pwd
-
         return pwd.getpwuid(os.geteuid()).pw_name
-    except (ImportError, KeyError):
-        return f"uid {os.geteuid()}" if hasattr(os, "geteuid") else "unknown"
+    except KeyError:
+        return f"uid {os.geteuid()}"
 
 
 def db_migrate(args: Namespace) -> int:
-    from plugins.embedded_postgres import admin_ledger_url
-
     with admin_ledger_url() as url:
         applied = migrate.migrate(url, say)
         found = migrate.status(url)
@@ -134,8 +134,6 @@ def db_migrate(args: Namespace) -> int:
 
 
 def db_status(args: Namespace) -> int:
-    from plugins.embedded_postgres import admin_ledger_url
-
     with admin_ledger_url() as url:
         found = migrate.status(url)
     show(_status(found), as_json=args.json)
@@ -152,12 +150,18 @@ def _status(found: migrate.Status) -> dict[str, Any]:
     }
 
 
-def check(args: Namespace) -> int:
-    # Here, not above: it loads LiteLLM's world, which no other command needs.
-    from plugins.check import command
-
-    code: int = command(args.config, args.json)
-    return code
+def check_config(args: Namespace) -> int:
+    """Print the problems; 1 when one is fatal."""
+    path = args.config or check.DEFAULT_CONFIG
+    problems = check.check_file(path, os.environ)
+    if args.json:
+        show([asdict(problem) for problem in problems], as_json=True)
+    else:
+        for problem in problems:
+            print(f"{problem.level}: {problem}")
+    if not problems:
+        say(f"{path}: nothing to mend")
+    return 1 if any(problem.level == "fatal" for problem in problems) else 0
 
 
 # The command line's grammar
@@ -171,7 +175,7 @@ def parser() -> Parser:
     checking = areas.add_parser("check", help="report every problem of a configuration")
     checking.add_argument("config", nargs="?", type=Path, metavar="CONFIG")
     checking.add_argument("--json", action="store_true")
-    checking.set_defaults(run=check)
+    checking.set_defaults(run=check_config)
     _tenant_area(_area(areas, "tenant", "who pays, and whose data it is"))
     _grant_area(_area(areas, "grant", "what a tenant may use"))
     _key_area(_area(areas, "key", "virtual keys"))
@@ -323,7 +327,7 @@ def _cell(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else str(value)
 
 
-def _run() -> NoReturn:
+def run() -> NoReturn:
     """Run as a program: a closed pipe or Ctrl-C ends it without a traceback."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -338,7 +342,3 @@ def _run() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     sys.exit(code)
-
-
-if __name__ == "__main__":
-    _run()

@@ -21,12 +21,13 @@ from typing import Self
 
 import psycopg
 
-from plugins import child_process as child
-from plugins.data_folder import (
+from plugins.setup import child_process as child
+from plugins.setup.data_folder import (
     Busy,
     CannotStart,
     Lock,
     data_folder,
+    is_held,
     kept_secret,
     prepare,
     read_state,
@@ -312,7 +313,7 @@ def _running_url(folder: Path, server: EmbeddedPostgres) -> str:
     prepare(folder)
     deadline = time.monotonic() + ADMIN_WAIT_SECONDS
     while True:
-        if _up_runs(folder):
+        if is_held(folder / "lock"):
             known, url = read_state(folder)
             if known and url is None:
                 raise CannotStart(
@@ -328,16 +329,6 @@ def _running_url(folder: Path, server: EmbeddedPostgres) -> str:
                 f"the database in {folder} is held by another command: wait for it to end"
             )
         time.sleep(0.2)
-
-
-def _up_runs(folder: Path) -> bool:
-    lock = Lock(folder / "lock", "deploy/admin")
-    try:
-        lock.acquire()
-    except Busy:
-        return True
-    lock.release()
-    return False
 
 
 def answers(url: str) -> bool:

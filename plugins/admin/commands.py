@@ -17,7 +17,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from plugins.admin_times import duration, expiry, later
+from plugins.admin.times import duration, expiry, later
 from plugins.ledger import audit, grants, keys, tenants
 from plugins.ledger.grants import GrantRow, Pattern
 from plugins.ledger.keys import KeyRow, NewKey

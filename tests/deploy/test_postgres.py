@@ -15,9 +15,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from plugins import child_process, embedded_postgres
-from plugins.data_folder import Busy, CannotStart, Lock, write_state
-from plugins.embedded_postgres import EmbeddedPostgres, admin_ledger_url, answers
+from plugins.setup import child_process, postgres
+from plugins.setup.data_folder import Busy, CannotStart, Lock, is_held, write_state
+from plugins.setup.postgres import EmbeddedPostgres, admin_ledger_url, answers
 
 ROOT = Path(__file__).parents[2]
 AS_ROOT = os.geteuid() == 0
@@ -163,14 +163,14 @@ def test_under_root_its_programs_may_lie_behind_closed_folders(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A clone that root made below a closed folder holds the virtual environment as well."""
-    binaries = embedded_postgres._binary("postgres").parent
+    binaries = postgres._binary("postgres").parent
     package = binaries.parents[1]
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
     for part in package.parent.glob(f"{package.name}*"):  # its libraries lie beside it
         shutil.copytree(part, closed / part.name)
     copies = closed / binaries.relative_to(package.parent)
-    monkeypatch.setattr(embedded_postgres, "_binary", lambda name: copies / name)
+    monkeypatch.setattr(postgres, "_binary", lambda name: copies / name)
 
     with EmbeddedPostgres(folder, fsync=False) as server:
         assert value(server.url, "SELECT 1") == 1
@@ -212,7 +212,7 @@ def test_a_refused_power_is_one_line_with_the_remedy(
     with pytest.raises(CannotStart) as caught:
         EmbeddedPostgres(folder).start()
 
-    binaries = embedded_postgres._binary("postgres").parent
+    binaries = postgres._binary("postgres").parent
     assert str(caught.value) == (
         f"PostgreSQL runs as user nobody, which cannot pass through to {folder} or to {binaries}: "
         "open these folders (chmod o+x), work as an ordinary user, "
@@ -230,7 +230,7 @@ def test_an_ordinary_user_can_start_it(tmp_path: Path) -> None:
     os.chown(home, account.uid, account.gid)
     script = (
         "import sys, pathlib, psycopg\n"
-        "from plugins.embedded_postgres import EmbeddedPostgres\n"
+        "from plugins.setup.postgres import EmbeddedPostgres\n"
         "with EmbeddedPostgres(pathlib.Path(sys.argv[1]), fsync=False) as server:\n"
         "    print(psycopg.connect(server.url).execute('SELECT 1').fetchone())\n"
     )
@@ -273,7 +273,7 @@ def test_a_killed_owner_takes_the_server_with_it(folder: Path) -> None:
     """After kill -9 of its owner the server stops by itself and the next start has the data."""
     script = (
         "import sys, time, pathlib\n"
-        "from plugins.embedded_postgres import EmbeddedPostgres\n"
+        "from plugins.setup.postgres import EmbeddedPostgres\n"
         "server = EmbeddedPostgres(pathlib.Path(sys.argv[1]), fsync=False)\n"
         "server.start()\n"
         "print(server.pid, flush=True)\n"
@@ -386,3 +386,19 @@ def test_admin_passes_over_what_a_killed_gateway_left(folder: Path) -> None:
 
     with admin_ledger_url(folder, {}) as url:
         assert answers(url)
+
+
+def test_a_look_at_the_lock_leaves_no_trace(folder: Path) -> None:
+    """A command that asks whether `deploy/up` runs neither makes its lock nor writes in it."""
+    path = folder / "lock"
+    folder.mkdir()
+
+    assert not is_held(path)
+    assert not path.exists()
+    lock = Lock(path, "deploy/up")
+    lock.acquire()
+    written = path.read_bytes()
+    assert is_held(path)
+    lock.release()
+    assert not is_held(path)
+    assert path.read_bytes() == written

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 POLL_INTERVAL = 0.1  # seconds
 STATE_FILE = "ledger.json"
 
@@ -103,6 +103,21 @@ class Lock:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+def is_held(path: Path) -> bool:
+    """Tell whether somebody holds the lock on *path*; the file is only looked at."""
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False
 
 
 def write_state(folder: Path, ledger_url: str | None) -> None:

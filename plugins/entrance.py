@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from urllib.parse import parse_qsl
+from uuid import uuid4
 
 import orjson
 
 from plugins import tokens
 from plugins.inflight import InFlight
 from plugins.keeper import Keeper
-from plugins.policy.call import MAX_DEPTH, Call, Limits, read_call, unreadable_text
+from plugins.policy.call import MAX_DEPTH, Call, Limits, read_call, too_many_values, unreadable_text
 from plugins.policy.identity import Key
 from plugins.policy.plan import Catalog, Plan, make_plan
-from plugins.policy.refusal import Refusal, gateway_error, invalid_api_key, ledger_unavailable
+from plugins.policy.refusal import (
+    Refusal,
+    gateway_error,
+    invalid_api_key,
+    ledger_unavailable,
+    malformed,
+)
 from plugins.policy.routes import Route
 
-#: A client that is refused may finish sending, up to so many times the largest body.
+#: A known tenant that is refused may finish sending up to so many times the largest body.
 _DRAIN_FACTOR = 4
+#: Seconds a client may take to send its body, and to finish sending one that is refused.
+_READ_LIMIT = 60.0
+_DRAIN_LIMIT = 5.0
 #: Bytes from which a body is read in a thread, so that one caller does not hold up the rest.
 _LARGE = 200_000
 
@@ -76,13 +87,28 @@ class Incoming:
         return body
 
 
+@dataclass(slots=True)
+class Note:
+    """What is known of a request so far, for the metrics and the answer's headers."""
+
+    id: str
+    tenant: str | None = None
+    model: str | None = None
+
+
+def noted(scope: MutableMapping[str, Any]) -> Note:
+    """Return the note of a request; it begins with a fresh id."""
+    note: Note = scope.setdefault("wicketgate", Note(str(uuid4())))
+    return note
+
+
 @dataclass(frozen=True, slots=True)
 class Admitted:
     entry: InFlight
     body: bytes
 
 
-class Admission:
+class Entrance:
     """Decides on the snapshot in memory; no call costs a query."""
 
     def __init__(
@@ -107,22 +133,23 @@ class Admission:
     async def admit(
         self, route: Route, scope: MutableMapping[str, Any], incoming: Incoming
     ) -> Admitted | Refusal:
-        """Return the call to forward, or why it is refused.
-
-        Notes in *scope* whose call it is, as far as that was found out, for the metrics.
-        """
+        """Return the call to forward, or why it is refused; note in *scope* whose it is."""
+        note = noted(scope)
         headers = _headers(scope["headers"])
         if isinstance(headers, Refusal):
             return headers
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # A proxy in front that trusts the other of the two would see another request.
+            return malformed("Send either Content-Length or Transfer-Encoding.", "content-length")
         key = self._identify(headers)
         if isinstance(key, Refusal):
             return key
-        scope["wicketgate"] = (key.tenant.name, None)
+        note.tenant = key.tenant.name
         problem = _query_problem(scope["query_string"])
         if problem is not None:
             return problem
         if route.fields is None:
-            return Admitted(InFlight(key, None, None), b"")
+            return Admitted(InFlight(key, None, None, note.id), b"")
         body = await self._body(headers, incoming)
         if isinstance(body, Refusal):
             return body
@@ -134,11 +161,11 @@ class Admission:
             return read
         call, cleaned = read
         if call.model in self._catalog.groups:
-            scope["wicketgate"] = (key.tenant.name, call.model)
+            note.model = call.model
         plan = await self._plan(call, key, cleaned, len(body))
         if isinstance(plan, Refusal):
             return plan
-        return Admitted(InFlight(key, call, plan), orjson.dumps(cleaned))
+        return Admitted(InFlight(key, call, plan, note.id), orjson.dumps(cleaned))
 
     def _identify(self, headers: Mapping[str, str]) -> Key | Refusal:
         if not self._sound():
@@ -171,7 +198,11 @@ class Admission:
         announced = headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > self._limits.max_body_bytes:
             return self._too_large()
-        body = await incoming.read(self._limits.max_body_bytes)
+        try:
+            async with asyncio.timeout(_READ_LIMIT):
+                body = await incoming.read(self._limits.max_body_bytes)
+        except TimeoutError:
+            return malformed(f"The body did not arrive within {_READ_LIMIT:.0f} seconds.")
         return self._too_large() if body is None else body
 
     def _too_large(self) -> Refusal:
@@ -183,6 +214,9 @@ class Admission:
     def _read(
         self, route: Route, headers: Mapping[str, str], body: bytes
     ) -> tuple[Call, dict[str, Any]] | Refusal:
+        problem = too_many_values(body)
+        if problem is not None:
+            return problem
         try:
             document = orjson.loads(body)
         except orjson.JSONDecodeError:
@@ -204,11 +238,15 @@ class Admission:
         # A token has at least one byte: a short body fits without being counted.
         if smallest is None or size <= smallest:
             return plan
-        prompt_tokens = await asyncio.to_thread(tokens.estimate, body)
+        prompt_tokens = await asyncio.to_thread(tokens.at_least, body)
         return make_plan(call, key.tenant.grants, self._catalog, prompt_tokens)
 
-    async def drain(self, incoming: Incoming) -> None:
-        await incoming.drain(_DRAIN_FACTOR * self._limits.max_body_bytes)
+    async def drain(self, incoming: Incoming, note: Note) -> None:
+        """Let a refused client finish sending, within bounds; a stranger gets less of them."""
+        factor = 1 if note.tenant is None else _DRAIN_FACTOR
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DRAIN_LIMIT):
+                await incoming.drain(factor * self._limits.max_body_bytes)
 
 
 def _headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str] | Refusal:

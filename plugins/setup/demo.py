@@ -23,13 +23,13 @@ from importlib import import_module, invalidate_caches
 from pathlib import Path
 from typing import Any
 
-from plugins import child_process as child
-from plugins.data_folder import ROOT, CannotStart
-from plugins.embedded_postgres import free_port
 from plugins.ledger import grants, keys, tenants
 from plugins.ledger.database import connect_engine, transaction
 from plugins.policy.grants import Dimension
 from plugins.policy.identity import digest, display_prefix, new_secret
+from plugins.setup import child_process as child
+from plugins.setup.data_folder import ROOT, CannotStart
+from plugins.setup.postgres import free_port
 
 MODEL = "local-demo"
 TENANT = "demo"

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from plugins import child_process as child
-from plugins.data_folder import ROOT, kept_secret
+from plugins.config.flags import START_HOOK
+from plugins.setup import child_process as child
+from plugins.setup.data_folder import ROOT, kept_secret
 
-START_HOOK = "plugins.runtime:start"
 GRACE_SECONDS = 30.0  # for open requests, when GRACEFUL_SHUTDOWN_TIMEOUT does not say
 KILL_AFTER = 10.0  # seconds beyond the grace
 LOG_BYTES = 20_000_000  # a longer log is cut
@@ -42,6 +42,8 @@ def environment(
         # An operator may change these.
         "LITELLM_LOG": "ERROR",
         "GRACEFUL_SHUTDOWN_TIMEOUT": f"{GRACE_SECONDS:.0f}",
+        # LiteLLM fetches no image itself; who sets `remote_media` may want it to.
+        "MAX_IMAGE_URL_DOWNLOAD_SIZE_MB": "0",
         "LITELLM_MASTER_KEY": kept_secret(folder / "master_key", "sk-"),
         # LiteLLM would put a database of its own together from these.
         **{name: value for name, value in given.items() if not name.startswith("DATABASE_")},

@@ -16,8 +16,12 @@ from pathlib import Path
 from typing import NoReturn
 from urllib.parse import unquote, urlsplit
 
-from plugins import check, demo, proxy_process, settings
-from plugins.data_folder import (
+from plugins.config import check, settings
+from plugins.config.flags import FOREIGN_DATABASES
+from plugins.ledger import migrate
+from plugins.ledger.database import LedgerRefusedError, LedgerUnavailable, LedgerURLError
+from plugins.setup import demo, proxy_process
+from plugins.setup.data_folder import (
     ROOT,
     Busy,
     CannotStart,
@@ -28,15 +32,14 @@ from plugins.data_folder import (
     write_private,
     write_state,
 )
-from plugins.embedded_postgres import EmbeddedPostgres
-from plugins.ledger import migrate
-from plugins.ledger.database import LedgerUnavailable, LedgerURLError
-from plugins.proxy_process import ProxyProcess
+from plugins.setup.postgres import EmbeddedPostgres
+from plugins.setup.proxy_process import ProxyProcess
 
 POLL_INTERVAL = 0.2  # seconds
 PROGRESS_SECONDS = 5.0
 START_LIMIT = 300.0  # seconds for LiteLLM to load
 DATABASE_RESTARTS = 5  # of the embedded server, in one run
+LOOK_WAIT = 0.5  # seconds
 ADMIN_COMMAND_WAIT = 30.0  # seconds for a `deploy/admin` that runs the database itself
 
 
@@ -73,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         up.start()
         up.watch()
-    except CannotStart as error:
+    except (CannotStart, LedgerRefusedError) as error:
         say(f"deploy/up: {error}")
         return 1
     except KeyboardInterrupt:
@@ -225,7 +228,8 @@ class Up:
     def _take_folder(self) -> None:
         lock = Lock(self._folder / "lock", "deploy/up")
         try:
-            lock.acquire()
+            # A `deploy/admin` that looks whether we run holds it for a moment.
+            lock.acquire(wait=LOOK_WAIT)
         except Busy as holder:
             raise CannotStart(
                 f"{self._folder} is in use by {holder}: stop that one, "
@@ -254,15 +258,18 @@ class Up:
         say(f"database: embedded PostgreSQL in {self._folder}")
         self._postgres = EmbeddedPostgres(self._folder)
         self._stack.callback(self._postgres.stop)
+        url = self._start_database(self._postgres)
+        write_state(self._folder, url)
+        self._stack.callback(clear_state, self._folder)
+        return url
+
+    def _start_database(self, server: EmbeddedPostgres) -> str:
         try:
-            url = self._postgres.start(wait=ADMIN_COMMAND_WAIT)
+            return server.start(wait=ADMIN_COMMAND_WAIT)
         except Busy as holder:
             raise CannotStart(
                 f"the database in {self._folder} is held by {holder}: wait for that one to end"
             ) from None
-        write_state(self._folder, url)
-        self._stack.callback(clear_state, self._folder)
-        return url
 
     def _restart_database(self, server: EmbeddedPostgres) -> None:
         self._restarts += 1
@@ -272,7 +279,7 @@ class Up:
             )
         say("the embedded PostgreSQL ended; starting it again")
         before = server.url
-        if server.start() != before:
+        if self._start_database(server) != before:
             raise CannotStart(
                 "the port of the embedded PostgreSQL was taken meanwhile: start deploy/up again"
             )
@@ -337,7 +344,7 @@ class Up:
 
 def refuse_foreign_database(environ: Mapping[str, str]) -> None:
     """LiteLLM would run its own migrations on what these name."""
-    for name in ("DATABASE_URL", "DIRECT_URL"):
+    for name in FOREIGN_DATABASES:
         if environ.get(name):
             raise CannotStart(
                 f"{name} is set, and LiteLLM would take that database for its own: "

@@ -1,0 +1,76 @@
+"""Whole events out of a stream's pieces, and which of them tell of a failure."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import orjson
+
+_END = re.compile(rb"\r?\n\r?\n")
+#: An event that has not ended after so many bytes is passed on as it is.
+_TAIL_BYTES = 1_000_000
+_FAILURES = frozenset({"error", "response.failed"})
+
+
+class Events:
+    """Cuts a `text/event-stream` into whole events.
+
+    LiteLLM sends most streams event by event, but a provider's own stream as the network
+    delivers it.
+    """
+
+    def __init__(self) -> None:
+        self._tail = b""
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """Return the events that are complete with *piece*, each with its end."""
+        data = self._tail + piece
+        events = []
+        start = 0
+        for end in _END.finditer(data):
+            events.append(data[start : end.end()])
+            start = end.end()
+        self._tail = data[start:]
+        if len(self._tail) > _TAIL_BYTES:
+            events.append(self._tail)
+            self._tail = b""
+        return events
+
+    def rest(self) -> list[bytes]:
+        """Return what stands after the last end, when the stream is over."""
+        rest, self._tail = self._tail, b""
+        return [rest] if rest else []
+
+
+def tells_of_failure(event: bytes) -> bool:
+    """Return whether *event* is a provider's or LiteLLM's report of an error."""
+    if b"error" not in event and b"failed" not in event:
+        return False
+    name, data = b"", []
+    for line in event.splitlines():
+        field, _, value = line.partition(b":")
+        if field == b"event":
+            name = value.strip()
+        elif field == b"data":
+            data.append(value.removeprefix(b" "))
+    if name.decode("utf-8", "replace") in _FAILURES:
+        return True
+    try:
+        document: Any = orjson.loads(b"\n".join(data))
+    except orjson.JSONDecodeError:
+        return False
+    return is_failure(document)
+
+
+def is_failure(document: Any) -> bool:
+    """Return whether an answer, or the data of an event, reports an error in its place."""
+    if not isinstance(document, dict):
+        return False
+    response = document.get("response")
+    return (
+        bool(document.get("error"))
+        or document.get("type") in ("error", "response.failed")
+        or document.get("object") == "error"
+        or (isinstance(response, dict) and bool(response.get("error")))
+    )
