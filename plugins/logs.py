@@ -30,6 +30,8 @@ class WithoutContent(logging.Filter):
         if record.name.startswith("uvicorn") and record.levelno < logging.WARNING:
             return True  # the server's notes on its own life
         kind = record.exc_info[0].__name__ if record.exc_info and record.exc_info[0] else ""
+        if not kind and record.name.startswith("LiteLLM"):
+            return False  # without its text it says nothing; ours tells of each failed attempt
         record.msg = f"{record.module}:{record.lineno} {kind}".rstrip()
         record.args = ()
         record.exc_info = None

@@ -6,6 +6,7 @@ own stops the call inside LiteLLM, before a byte has left.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,8 @@ from plugins import inflight, runtime, seam
 from plugins.inflight import InFlight
 from plugins.policy.refusal import Refusal, gateway_error, invalid_api_key, model_not_allowed
 from plugins.telemetry import metrics
+
+log = logging.getLogger("wicketgate.attempts")
 
 running = runtime.get()
 
@@ -92,6 +95,7 @@ class RouterHooks(CustomLogger):
             entry = inflight.by_marker(seam.marker_of(request_data))
             if entry is not None:
                 entry.failure = seam.whose_fault(exception, sent=True)
+                _tell(entry, entry.failure, exception)
 
     async def async_post_call_failure_hook(
         self,
@@ -107,6 +111,22 @@ class RouterHooks(CustomLogger):
                 known = entry.failure if seam.nobody_left(original_exception) else None
                 sent = bool(entry.attempts)
                 entry.refusal = known or seam.whose_fault(original_exception, sent=sent)
+                if entry.failure is None:  # no single attempt has told of itself
+                    _tell(entry, entry.refusal, original_exception)
+
+
+def _tell(entry: InFlight, refusal: Refusal, error: Exception) -> None:
+    """Log a failed attempt for the operator: where, what kind of error, which request."""
+    served = entry.served_by
+    where = f"{served.id} ({served.provider}, {served.region})" if served else "no deployment"
+    log.warning(
+        "%s: %s: %s; attempt %d of request %s",
+        refusal.code,
+        where,
+        seam.kinds(error),
+        len(entry.attempts),
+        entry.id,
+    )
 
 
 def _stop(entry: InFlight | None, refusal: Refusal) -> seam.Stop:

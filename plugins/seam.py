@@ -202,6 +202,19 @@ def whose_fault(error: BaseException, *, sent: bool) -> Refusal:
     return Refusal("upstream_error", "The provider failed to answer.", retry_after=wait)
 
 
+def kinds(error: BaseException) -> str:
+    """Return what a failure is, by the names of its errors from the outermost in; no words."""
+    names: list[str] = []
+    link: BaseException | None = error
+    while link is not None and len(names) < 8:
+        name = type(link).__name__
+        if name not in names:
+            names.append(name)
+        link = link.__cause__ or link.__context__
+    status = _status(error)
+    return ("" if status is None else f"{status} ") + " < ".join(names)
+
+
 def _failed_before_sending(error: BaseException) -> bool:
     """Tell whether LiteLLM gave up while it put the request into the provider's form.
 

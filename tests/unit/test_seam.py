@@ -217,6 +217,14 @@ def test_a_wait_is_read_in_both_of_its_forms(value: str, wait: int | None) -> No
     assert seam.whose_fault(error, sent=True).retry_after == wait
 
 
+def test_a_failure_is_named_without_its_words() -> None:
+    """An operator reads which errors led to it, and nothing that a provider said."""
+    error = failure(Exception, status_code=500)
+    error.__cause__ = ConnectionRefusedError("at 10.0.0.1")
+
+    assert seam.kinds(error) == "500 Exception < ConnectionRefusedError"
+
+
 def test_litellms_errors_have_the_names_we_tell_them_by() -> None:
     """Both are recognised by class name, so that no import ties us to their place."""
     from litellm.types.router import RouterRateLimitError as Real
