@@ -30,7 +30,8 @@ RINGS = {
     "keeper": {"policy", "ledger"},
     "events": set(),
     "entrance": {"policy", "inflight", "keeper", "tokens"},
-    "gate": {"policy", "inflight", "entrance", "events", "logs", "telemetry"},
+    "answer": {"policy", "inflight", "events", "telemetry"},
+    "gate": {"policy", "inflight", "entrance", "answer", "logs", "telemetry"},
     "runtime": {
         *("policy", "ledger", "telemetry", "config", "inflight", "logs", "seam"),
         *("keeper", "entrance", "gate"),
