@@ -11,14 +11,16 @@ import json
 import os
 import pwd
 import sys
+import tomllib
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from plugins.admin import commands
+from plugins.admin import commands, unreachable
 from plugins.admin.commands import Desk, RefusedError
 from plugins.config import check
 from plugins.ledger import migrate, snapshot
@@ -32,13 +34,20 @@ from plugins.ledger.database import (
     transaction,
 )
 from plugins.policy.identity import name_problem
-from plugins.setup.data_folder import CannotStart
+from plugins.setup.data_folder import CannotStart, data_folder
 from plugins.setup.postgres import admin_ledger_url
 
 Command = Callable[[Desk, Namespace], Any]
 
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+
+
+class UnreachableError(Exception):
+    """The ledger database cannot be reached; the text says why, for the operator alone."""
+
+
 REMEDIES: dict[type[Exception], str] = {
-    LedgerUnavailable: "Check that PostgreSQL is running and that LEDGER_URL is right.",
+    UnreachableError: "",
     LedgerNotMigratedError: "Run 'deploy/admin db migrate'.",
     LedgerBusyError: "Try again when it has ended.",
     LedgerRefusedError: "",
@@ -96,14 +105,40 @@ def changes(command: Command) -> Callable[[Namespace], int]:
 
 def _in_transaction(command: Command, args: Namespace, *, changes: bool) -> int:
     actor = _actor(args.actor)
-    with admin_ledger_url() as url:
+
+    def carry_out(url: str) -> Any:
         with transaction(connect_engine(url)) as conn:
             if changes:
                 snapshot.lock_for_change(conn)
-            data = command(Desk(conn, datetime.now(UTC), actor, say), args)
+            return command(Desk(conn, datetime.now(UTC), actor, say), args)
+
+    with ledger() as url:
+        try:
+            data = carry_out(url)
+        except LedgerNotMigratedError:
+            if os.environ.get("LEDGER_URL"):
+                raise
+            migrate.migrate(url, lambda line: None)
+            say(f"made the tables of the embedded database in {data_folder(os.environ)}")
+            data = carry_out(url)
         # Only now: a key that was printed must be one that was stored.
         show(data, as_json=args.json)
     return 0
+
+
+@contextmanager
+def ledger() -> Iterator[str]:
+    """Give the ledger's address; whoever cannot reach it is told why.
+
+    Raises:
+        UnreachableError: In place of `LedgerUnavailable`, which is for anyone to read.
+    """
+    with admin_ledger_url() as url:
+        try:
+            yield url
+        except LedgerUnavailable as error:
+            remedy = " Check LEDGER_URL." if os.environ.get("LEDGER_URL") else ""
+            raise UnreachableError(f"{unreachable.told(error, url)}{remedy}") from error
 
 
 def _actor(given: str | None) -> str:
@@ -124,7 +159,7 @@ def _account() -> str:
 
 
 def db_migrate(args: Namespace) -> int:
-    with admin_ledger_url() as url:
+    with ledger() as url:
         applied = migrate.migrate(url, say)
         found = migrate.status(url)
     if not applied:
@@ -134,7 +169,7 @@ def db_migrate(args: Namespace) -> int:
 
 
 def db_status(args: Namespace) -> int:
-    with admin_ledger_url() as url:
+    with ledger() as url:
         found = migrate.status(url)
     show(_status(found), as_json=args.json)
     migrate.refuse_ahead(found)
@@ -169,36 +204,70 @@ def check_config(args: Namespace) -> int:
 
 def parser() -> Parser:
     root = Parser(
-        prog="deploy/admin", description=__doc__, allow_abbrev=False, formatter_class=_RAW
+        prog=PROGRAM,
+        usage="%(prog)s [--json] [--actor NAME] COMMAND ...",
+        description=DESCRIPTION,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    areas = root.add_subparsers(required=True, metavar="COMMAND")
-    checking = areas.add_parser("check", help="report every problem of a configuration")
-    checking.add_argument("config", nargs="?", type=Path, metavar="CONFIG")
-    checking.add_argument("--json", action="store_true")
-    checking.set_defaults(run=check_config)
-    _tenant_area(_area(areas, "tenant", "who pays, and whose data it is"))
-    _grant_area(_area(areas, "grant", "what a tenant may use"))
-    _key_area(_area(areas, "key", "virtual keys"))
-    _db_area(_area(areas, "db", "the ledger's database"))
-    _audit_area(_area(areas, "audit", "who changed what"))
+    _common_options(root)
+    root.set_defaults(json=False, actor=None)
+    root.add_argument("--version", action="version", version=f"wicketgate {_version()}")
+    # Listed in the epilog: with their subcommands, which argparse would leave out.
+    areas = root.add_subparsers(
+        required=True, metavar="COMMAND", prog=PROGRAM, help=argparse.SUPPRESS
+    )
+    text = "report every problem of a configuration"
+    _add(areas, "check", text, check_config).add_argument(
+        "config", nargs="?", type=Path, metavar="CONFIG"
+    )
+    listed = [f"  {'check [CONFIG]':<{COMMAND_WIDTH}}{text}"]
+    for name, text, fill in AREAS:
+        area = _area(areas, name, text)
+        fill(area)
+        listed += [f"  {name:<{COMMAND_WIDTH}}{text}", f"    {', '.join(area.choices)}"]
+    root.epilog = "\n".join(["commands:", *listed, "", *EXAMPLES])
     return root
 
 
-_RAW = argparse.RawDescriptionHelpFormatter
+PROGRAM = "deploy/admin"
+DESCRIPTION = """\
+Tenants, grants, keys and checks of Wicketgate. Data goes to stdout, everything else to
+stderr. Exit code 0: done, or already so; 1: not done, with the reason; 2: not understood."""
+EXAMPLES = (
+    "examples:",
+    "  deploy/admin key issue --tenant acme --alias laptop --expires 30d",
+    "  deploy/admin grant add --tenant acme --model 'local/*' --provider '*' --region onprem",
+    "",
+    "'deploy/admin COMMAND --help' explains each.",
+)
+COMMAND_WIDTH = 16
 Commands = Any  # argparse does not export the type of its subcommands
+
+
+def _version() -> str:
+    with PYPROJECT.open("rb") as file:
+        return str(tomllib.load(file)["project"]["version"])
 
 
 def _area(areas: Commands, name: str, text: str) -> Commands:
     area = areas.add_parser(name, help=text, description=text, allow_abbrev=False)
-    return area.add_subparsers(required=True, metavar="COMMAND")
+    _common_options(area)
+    return area.add_subparsers(required=True, metavar="COMMAND", prog=f"{PROGRAM} {name}")
 
 
 def _add(area: Commands, name: str, text: str, run: Callable[[Namespace], int]) -> Parser:
     command: Parser = area.add_parser(name, help=text, description=text, allow_abbrev=False)
-    command.add_argument("--json", action="store_true", help="print JSON")
-    command.add_argument("--actor", metavar="NAME", help="name for the audit log")
+    _common_options(command)
     command.set_defaults(run=run)
     return command
+
+
+def _common_options(level: Parser) -> None:
+    """Take them at each level; without a default, which would undo what an outer one found."""
+    unset = argparse.SUPPRESS
+    level.add_argument("--json", action="store_true", default=unset, help="print JSON")
+    level.add_argument("--actor", metavar="NAME", default=unset, help="name for the audit log")
 
 
 def _tenant_area(area: Commands) -> None:
@@ -212,6 +281,9 @@ def _tenant_area(area: Commands) -> None:
         ("enable", "undo disable", changes(commands.tenant_enable)),
     ):
         _add(area, name, text, run).add_argument("name", metavar="TENANT", help="name or id")
+    zone = _add(area, "set-zone", "change a time zone", changes(commands.tenant_set_zone))
+    zone.add_argument("name", metavar="TENANT", help="name or id")
+    zone.add_argument("zone", metavar="ZONE", help="e.g. Europe/Berlin")
 
 
 def _grant_area(area: Commands) -> None:
@@ -251,7 +323,7 @@ def _key_area(area: Commands) -> None:
 
 
 def _key_argument(command: Parser) -> None:
-    command.add_argument("key", metavar="KEY", help="the key's id or display prefix")
+    command.add_argument("key", metavar="KEY", help="the key's id, display prefix or alias")
     _tenant_option(command)
 
 
@@ -267,6 +339,16 @@ def _db_area(area: Commands) -> None:
 def _audit_area(area: Commands) -> None:
     listing = _add(area, "list", "list changes, newest first", reads(commands.audit_list))
     listing.add_argument("--limit", type=_positive, default=100, metavar="N")
+    _tenant_option(listing)
+
+
+AREAS: tuple[tuple[str, str, Callable[[Commands], None]], ...] = (
+    ("tenant", "who pays, and whose data it is", _tenant_area),
+    ("grant", "what a tenant may use", _grant_area),
+    ("key", "virtual keys", _key_area),
+    ("db", "the ledger's database", _db_area),
+    ("audit", "who changed what", _audit_area),
+)
 
 
 def _positive(text: str) -> int:

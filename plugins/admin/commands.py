@@ -7,13 +7,13 @@ writes one row to the audit log; a command that finds nothing to change writes n
 from __future__ import annotations
 
 import secrets
+import shlex
 import zoneinfo
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID
 
 from sqlalchemy import Connection
 
@@ -22,7 +22,7 @@ from plugins.ledger import audit, grants, keys, tenants
 from plugins.ledger.grants import GrantRow, Pattern
 from plugins.ledger.keys import KeyRow, NewKey
 from plugins.ledger.tenants import TenantRow
-from plugins.policy.grants import Dimension, pattern_problem
+from plugins.policy.grants import LABEL_RULE, Dimension, pattern_problem
 from plugins.policy.identity import (
     PREFIX_LENGTH,
     SECRET_START,
@@ -64,24 +64,30 @@ class Desk:
 
 def tenant_add(desk: Desk, args: Namespace) -> Data:
     _check_name("tenant name", args.name)
-    _check_zone(args.zone)
+    _check_zone("--zone", args.zone)
     existing = tenants.find(desk.conn, args.name)
     if existing is None:
         try:
             return _tenant(tenants.add(desk.conn, args.name, args.zone, actor=desk.actor))
         except ValueError as error:
             raise RefusedError(str(error)) from error
-    if (existing.name, existing.zone) != (args.name, args.zone):
+    if existing.name != args.name:
+        raise RefusedError(f"{args.name!r} is the id of tenant {existing.name!r}, not a name")
+    if existing.zone != args.zone:
+        change = f"deploy/admin tenant set-zone {shlex.quote(existing.name)} {args.zone}"
         raise RefusedError(
             f"tenant {existing.name!r} already exists, with zone {existing.zone};"
-            " its zone cannot be changed"
+            f" to change it: {change}"
         )
     desk.say(f"tenant {existing.name!r} already exists")
     return _tenant(existing)
 
 
 def tenant_list(desk: Desk, _args: Namespace) -> list[Data]:
-    return [_tenant(tenant) for tenant in tenants.every(desk.conn)]
+    found = tenants.every(desk.conn)
+    if not found:
+        desk.say("no tenants yet: deploy/admin tenant add NAME")
+    return [_tenant(tenant) for tenant in found]
 
 
 def tenant_show(desk: Desk, args: Namespace) -> Data:
@@ -95,6 +101,15 @@ def tenant_show(desk: Desk, args: Namespace) -> Data:
         },
         "keys": [_key(key, desk.now) for key in keys.listed(desk.conn, tenant.id)],
     }
+
+
+def tenant_set_zone(desk: Desk, args: Namespace) -> Data:
+    _check_zone("ZONE", args.zone)
+    tenant = _find_tenant(desk, args.name)
+    if tenant.zone == args.zone:
+        desk.say(f"tenant {tenant.name!r} already has zone {tenant.zone}")
+        return _tenant(tenant)
+    return _tenant(tenants.set_zone(desk.conn, tenant, args.zone, actor=desk.actor))
 
 
 def tenant_disable(desk: Desk, args: Namespace) -> Data:
@@ -121,7 +136,8 @@ def grant_add(desk: Desk, args: Namespace) -> list[Data]:
     for dimension, pattern in patterns:
         problem = pattern_problem(dimension, pattern) or name_problem(pattern)
         if problem is not None:
-            raise RefusedError(f"--{dimension} {pattern!r}: {problem}")
+            hint = _pattern_hint(dimension, pattern)
+            raise RefusedError(f"--{dimension} {pattern!r}: {problem}{hint}")
     tenant = _find_tenant(desk, args.tenant)
     added = grants.add(desk.conn, tenant, patterns, actor=desk.actor)
     for dimension, pattern in patterns:
@@ -146,7 +162,12 @@ def grant_remove(desk: Desk, args: Namespace) -> list[Data]:
 
 
 def grant_list(desk: Desk, args: Namespace) -> list[Data]:
-    return [_grant(row) for row in grants.listed(desk.conn, _tenant_id(desk, args))]
+    tenant = _tenant_asked_for(desk, args)
+    found = grants.listed(desk.conn, tenant.id if tenant else None)
+    if not found:
+        rest = " --model MODEL --provider PROVIDER --region REGION"
+        _say_none_yet(desk, tenant, "grants", "grant add", rest)
+    return [_grant(row) for row in found]
 
 
 # Keys
@@ -165,7 +186,11 @@ def key_issue(desk: Desk, args: Namespace) -> Data:
 
 
 def key_list(desk: Desk, args: Namespace) -> list[Data]:
-    return [_key(key, desk.now) for key in keys.listed(desk.conn, _tenant_id(desk, args))]
+    tenant = _tenant_asked_for(desk, args)
+    found = keys.listed(desk.conn, tenant.id if tenant else None)
+    if not found:
+        _say_none_yet(desk, tenant, "keys", "key issue")
+    return [_key(key, desk.now) for key in found]
 
 
 def key_block(desk: Desk, args: Namespace) -> Data:
@@ -217,6 +242,7 @@ def key_rotate(desk: Desk, args: Namespace) -> Data:
 
 
 def audit_list(desk: Desk, args: Namespace) -> list[Data]:
+    tenant = _tenant_asked_for(desk, args)
     return [
         {
             "id": entry.id,
@@ -225,7 +251,7 @@ def audit_list(desk: Desk, args: Namespace) -> list[Data]:
             "action": entry.action,
             "subject": entry.subject,
         }
-        for entry in audit.entries(desk.conn, args.limit)
+        for entry in audit.entries(desk.conn, args.limit, tenant.name if tenant else None)
     ]
 
 
@@ -239,23 +265,38 @@ def _find_tenant(desk: Desk, name_or_id: str) -> TenantRow:
     return tenant
 
 
-def _tenant_id(desk: Desk, args: Namespace) -> UUID | None:
+def _tenant_asked_for(desk: Desk, args: Namespace) -> TenantRow | None:
     """Return the tenant that `--tenant` narrows to; None: all of them."""
-    return None if args.tenant is None else _find_tenant(desk, args.tenant).id
+    return None if args.tenant is None else _find_tenant(desk, args.tenant)
+
+
+def _say_none_yet(
+    desk: Desk, tenant: TenantRow | None, what: str, command: str, rest: str = ""
+) -> None:
+    of, name = (f" of {tenant.name!r}", shlex.quote(tenant.name)) if tenant else ("", "TENANT")
+    desk.say(f"no {what}{of} yet: deploy/admin {command} --tenant {name}{rest}")
 
 
 def _find_key(desk: Desk, args: Namespace) -> KeyRow:
     if args.key.startswith(SECRET_START) and len(args.key) > PREFIX_LENGTH:
         # Never repeated: this may be the key itself.
         raise RefusedError(
-            f"name a key by its id or its first {PREFIX_LENGTH} characters, not by the whole key"
+            f"name a key by its id, its first {PREFIX_LENGTH} characters or its alias,"
+            " not by the whole key"
         )
-    found = keys.named(desk.conn, args.key, _tenant_id(desk, args))
+    tenant = _tenant_asked_for(desk, args)
+    found = keys.named(desk.conn, args.key, tenant.id if tenant else None)
     if not found:
-        raise RefusedError(f"no key {args.key!r}: see 'deploy/admin key list'")
-    if len(found) > 1:
         raise RefusedError(
-            f"{len(found)} keys begin with {args.key!r}: add --tenant, or give the key's id"
+            f"{args.key!r} is no key id, prefix or alias: see 'deploy/admin key list'"
+        )
+    if len(found) > 1:
+        # A rotated key shares its alias with its successor until it has expired.
+        found = [key for key in found if key.state(desk.now) in {"active", "blocked"}] or found
+    if len(found) > 1:
+        narrower = "give the key's id" if tenant else "add --tenant, or give the key's id"
+        raise RefusedError(
+            f"{args.key!r} names {len(found)} keys: {narrower}, see 'deploy/admin key list'"
         )
     return found[0]
 
@@ -270,10 +311,9 @@ def _refuse_revoked(key: KeyRow) -> None:
 def _refuse_to_rotate(desk: Desk, key: KeyRow) -> None:
     """Refuse a key whose successor would open more than it does itself."""
     _refuse_revoked(key)
-    successor = keys.successor(desk.conn, key)
-    if successor is not None:
+    if key.replaced_by is not None:
         raise RefusedError(
-            f"key {key.prefix} was already rotated: rotate its successor {successor}"
+            f"key {key.prefix} was already rotated: rotate its successor {key.replaced_by}"
         )
     state = key.state(desk.now)
     if state == "blocked":
@@ -294,22 +334,31 @@ def _patterns(args: Namespace) -> list[Pattern]:
     return list(dict.fromkeys(named))
 
 
+def _pattern_hint(dimension: Dimension, pattern: str) -> str:
+    """Return what to type instead: one option for each of several patterns in one."""
+    parts = [part.strip() for part in pattern.split(",") if part.strip()]
+    if "," in pattern and parts:
+        options = " ".join(f"--{dimension} {shlex.quote(part)}" for part in parts)
+        return f"; repeat the option: {options}"
+    return "" if dimension is Dimension.MODEL else f"; {LABEL_RULE}"
+
+
 def _check_name(what: str, name: str) -> None:
     problem = name_problem(name)
     if problem is not None:
         raise RefusedError(f"{what}: {problem}")
 
 
-def _check_zone(zone: str) -> None:
+def _check_zone(what: str, zone: str) -> None:
     known = zoneinfo.available_timezones()
     if zone == "UTC" or zone in known:
         return
     if not known:
         raise RefusedError(
-            "--zone: this machine has no time zone data: install the system's tzdata package,"
+            f"{what}: this machine has no time zone data: install the system's tzdata package,"
             " or 'pip install tzdata'"
         )
-    raise RefusedError(f"--zone: expected a name such as Europe/Berlin or UTC, got {zone!r}")
+    raise RefusedError(f"{what}: expected a name such as Europe/Berlin or UTC, got {zone!r}")
 
 
 def _expiry(text: str, now: datetime) -> datetime:
@@ -361,6 +410,7 @@ def _key(key: KeyRow, now: datetime) -> Data:
         "state": key.state(now),
         "created_at": _time(key.created_at),
         "expires_at": _time(key.expires_at),
+        "replaced_by": None if key.replaced_by is None else str(key.replaced_by),
     }
 
 

@@ -35,9 +35,9 @@ def record(conn: Connection, actor: str, action: str, subject: Mapping[str, Any]
     conn.execute(insert(audit_log).values(actor=actor, action=action, subject=subject))
 
 
-def entries(conn: Connection, limit: int) -> list[Entry]:
-    """Return the newest *limit* entries, newest first."""
-    rows = conn.execute(
+def entries(conn: Connection, limit: int, tenant: str | None = None) -> list[Entry]:
+    """Return the newest *limit* entries, of all or of the tenant of that name, newest first."""
+    statement = (
         select(
             audit_log.c.id,
             audit_log.c.at,
@@ -48,4 +48,7 @@ def entries(conn: Connection, limit: int) -> list[Entry]:
         .order_by(audit_log.c.id.desc())
         .limit(limit)
     )
-    return [Entry(*row) for row in rows]
+    if tenant is not None:
+        # By name: each subject has one, and it never changes.
+        statement = statement.where(audit_log.c.subject["tenant"].astext == tenant)
+    return [Entry(*row) for row in conn.execute(statement)]

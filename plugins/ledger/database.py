@@ -115,6 +115,9 @@ def ledger_errors() -> Iterator[None]:
             raise LedgerNotMigratedError from error
         if isinstance(error.orig, InsufficientPrivilege | ReadOnlySqlTransaction):
             raise LedgerRefusedError from error
+        if error.statement is None and getattr(error.orig, "sqlstate", None) is None:
+            # Before any server was asked: the driver does not know an option of the address.
+            raise LedgerURLError from None
         raise
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, func, insert, or_, select, update
 
 from plugins.ledger import audit
 from plugins.ledger.tables import keys, tenants
@@ -15,6 +16,12 @@ from plugins.ledger.tenants import TenantRow, as_id
 
 @dataclass(frozen=True, slots=True)
 class KeyRow:
+    """A key as it is stored.
+
+    Attributes:
+        replaced_by: The key it was rotated to.
+    """
+
     id: UUID
     tenant_id: UUID
     tenant: str
@@ -24,6 +31,7 @@ class KeyRow:
     expires_at: datetime | None
     blocked_at: datetime | None
     revoked_at: datetime | None
+    replaced_by: UUID | None
 
     def state(self, now: datetime) -> str:
         """Return `active`, or the most final reason why it opens nothing."""
@@ -52,7 +60,8 @@ class NewKey:
     expires_at: datetime | None
 
 
-COLUMNS = (
+_successors = keys.alias("successors")
+COLUMNS: tuple[ColumnElement[Any], ...] = (
     keys.c.id,
     keys.c.tenant_id,
     tenants.c.name,
@@ -62,6 +71,7 @@ COLUMNS = (
     keys.c.expires_at,
     keys.c.blocked_at,
     keys.c.revoked_at,
+    select(_successors.c.id).where(_successors.c.rotated_from == keys.c.id).scalar_subquery(),
 )
 
 
@@ -73,22 +83,23 @@ def listed(conn: Connection, tenant_id: UUID | None = None) -> list[KeyRow]:
     return [KeyRow(*row) for row in conn.execute(statement)]
 
 
-def named(conn: Connection, id_or_prefix: str, tenant_id: UUID | None = None) -> list[KeyRow]:
-    """Return the keys of that id or exact display prefix; several keys may share a prefix."""
+def named(conn: Connection, name: str, tenant_id: UUID | None = None) -> list[KeyRow]:
+    """Return the keys of that id, or else display prefix, or else alias.
+
+    Several keys may share a prefix or an alias.
+    """
     statement = (
         select(*COLUMNS)
         .join_from(keys, tenants)
-        .where(or_(keys.c.prefix == id_or_prefix, keys.c.id == as_id(id_or_prefix)))
+        .where(or_(keys.c.id == as_id(name), keys.c.prefix == name, keys.c.alias == name))
+        .order_by(keys.c.created_at, keys.c.id)
     )
     if tenant_id is not None:
         statement = statement.where(keys.c.tenant_id == tenant_id)
-    return [KeyRow(*row) for row in conn.execute(statement)]
-
-
-def successor(conn: Connection, key: KeyRow) -> UUID | None:
-    """Return the key that *key* was rotated to."""
-    found: UUID | None = conn.scalar(select(keys.c.id).where(keys.c.rotated_from == key.id))
-    return found
+    found = [KeyRow(*row) for row in conn.execute(statement)]
+    by_id = [key for key in found if key.id == as_id(name)]
+    # An alias never stands in for what another key is called by itself.
+    return by_id or [key for key in found if key.prefix == name] or found
 
 
 def issue(conn: Connection, tenant: TenantRow, new: NewKey, *, actor: str) -> KeyRow:

@@ -1,4 +1,4 @@
-"""Tenants: add, find, disable, enable."""
+"""Tenants: add, find, set the zone, disable, enable."""
 
 from __future__ import annotations
 
@@ -70,6 +70,15 @@ def add(conn: Connection, name: str, zone: str, *, actor: str) -> TenantRow:
     tenant = TenantRow(*row)
     audit.record(conn, actor, "tenant add", {**subject(tenant), "zone": zone})
     return tenant
+
+
+def set_zone(conn: Connection, tenant: TenantRow, zone: str, *, actor: str) -> TenantRow:
+    row = conn.execute(
+        update(tenants).where(tenants.c.id == tenant.id).values(zone=zone).returning(*COLUMNS)
+    ).one()
+    named = {**subject(tenant), "zone": zone, "old_zone": tenant.zone}
+    audit.record(conn, actor, "tenant set-zone", named)
+    return TenantRow(*row)
 
 
 def disable(conn: Connection, tenant: TenantRow, *, actor: str) -> TenantRow:

@@ -6,9 +6,13 @@ only if all three match. An empty set, and an empty label, match nothing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,63}")
+LABEL_RULE = "a label has up to 64 letters, digits and ._/:@-, the first a letter or digit"
 
 
 class Dimension(StrEnum):
@@ -94,12 +98,19 @@ def label_matches(granted: frozenset[str], label: str) -> bool:
     return label != "" and (label in granted or "*" in granted)
 
 
+def is_label(text: str) -> bool:
+    """Tell whether a deployment's provider or region may be called *text*."""
+    return LABEL.fullmatch(text) is not None
+
+
+def is_model_name(text: str) -> bool:
+    """Tell whether `model_name` may be *text*: no spaces, commas or stars, and not empty."""
+    return text != "" and re.search(r"[*,\s]", text) is None
+
+
 def pattern_problem(dimension: Dimension, pattern: str) -> str | None:
-    """Return what is wrong with a grant an administrator typed, or None."""
+    """Return what is wrong with a grant that could never match anything, or None."""
     if dimension is Dimension.MODEL:
-        stem = pattern.removesuffix("/*")
-        if not stem or "*" in stem:
-            return "expected a model name or a 'prefix/*' pattern"
-    elif pattern == "" or ("*" in pattern and pattern != "*"):
-        return f"expected a {dimension.value} label, or '*' for every {dimension.value}"
-    return None
+        known = is_model_name(pattern.removesuffix("/*"))
+        return None if known else "not a model name or a 'prefix/*' pattern"
+    return None if pattern == "*" or is_label(pattern) else "not a label"

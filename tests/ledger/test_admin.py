@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, make_url
 
 from plugins.admin import cli
 from plugins.ledger import snapshot
@@ -76,7 +77,8 @@ def test_adding_a_tenant_twice(office: Office) -> None:
     assert ok(again) == added
     assert again.err == "tenant 'acme' already exists\n"
     assert refused(office("tenant", "add", "acme", "--zone", "Europe/Berlin")) == (
-        "tenant 'acme' already exists, with zone UTC; its zone cannot be changed"
+        "tenant 'acme' already exists, with zone UTC; to change it:"
+        " deploy/admin tenant set-zone acme Europe/Berlin"
     )
 
 
@@ -112,16 +114,29 @@ def test_adding_a_tenant_twice(office: Office) -> None:
         ),
         (
             ["grant", "add", "--tenant", "acme", "--model", "*"],
-            "--model '*': expected a model name or a 'prefix/*' pattern",
+            "--model '*': not a model name or a 'prefix/*' pattern",
         ),
         (
             ["grant", "add", "--tenant", "acme", "--region", "eu*"],
-            "--region 'eu*': expected a region label, or '*' for every region",
+            "--region 'eu*': not a label; a label has up to 64 letters, digits and ._/:@-,"
+            " the first a letter or digit",
         ),
-        (["key", "block", "sk-wg-aaaaaa"], "no key 'sk-wg-aaaaaa': see 'deploy/admin key list'"),
+        (
+            ["grant", "add", "--tenant", "acme", "--region", "onprem,eu"],
+            "--region 'onprem,eu': not a label; repeat the option: --region onprem --region eu",
+        ),
+        (
+            ["grant", "add", "--tenant", "acme", "--model", "local/*, gpt"],
+            "--model 'local/*, gpt': not a model name or a 'prefix/*' pattern;"
+            " repeat the option: --model 'local/*' --model gpt",
+        ),
+        (
+            ["key", "block", "laptop"],
+            "'laptop' is no key id, prefix or alias: see 'deploy/admin key list'",
+        ),
         (
             ["key", "block", "sk-wg-" + "s" * 43],
-            "name a key by its id or its first 12 characters, not by the whole key",
+            "name a key by its id, its first 12 characters or its alias, not by the whole key",
         ),
         (
             ["key", "issue", "--tenant", "acme", "--expires", "2030-01-01T00:00:00"],
@@ -150,6 +165,24 @@ def test_zones_without_time_zone_data(office: Office, monkeypatch: pytest.Monkey
         " or 'pip install tzdata'"
     )
     assert ok(office("tenant", "add", "acme"))["zone"] == "UTC"
+
+
+def test_a_wrong_zone_can_be_mended(office: Office) -> None:
+    """The log has both zones; the same again is no change."""
+    added = ok(office("tenant", "add", "acme"))
+    changed = office("tenant", "set-zone", "acme", "Asia/Tokyo")
+
+    assert ok(changed) == {**added, "zone": "Asia/Tokyo"}
+    again = office("tenant", "set-zone", added["id"], "Asia/Tokyo")
+    assert again.err == "tenant 'acme' already has zone Asia/Tokyo\n"
+    assert refused(office("tenant", "set-zone", "acme", "Tokyo")) == (
+        "ZONE: expected a name such as Europe/Berlin or UTC, got 'Tokyo'"
+    )
+    entry, _ = ok(office("audit", "list"))
+    assert (entry["action"], entry["subject"]) == (
+        "tenant set-zone",
+        {"tenant_id": added["id"], "tenant": "acme", "zone": "Asia/Tokyo", "old_zone": "UTC"},
+    )
 
 
 def test_a_frozen_tenant(office: Office, engine: Engine) -> None:
@@ -237,6 +270,7 @@ def test_a_key(office: Office, engine: Engine) -> None:
         "state": "active",
         "created_at": listed["created_at"],
         "expires_at": issued["expires_at"],
+        "replaced_by": None,
     }
     assert time_of(listed["created_at"]) < expires_at
 
@@ -272,13 +306,48 @@ def test_a_prefix_that_two_keys_share(office: Office, ledger_url: str) -> None:
         conn.execute("UPDATE wicketgate.keys SET prefix = 'sk-wg-aaaaaa'")
 
     assert refused(office("key", "block", "sk-wg-aaaaaa")) == (
-        "2 keys begin with 'sk-wg-aaaaaa': add --tenant, or give the key's id"
+        "'sk-wg-aaaaaa' names 2 keys: add --tenant, or give the key's id,"
+        " see 'deploy/admin key list'"
     )
     assert ok(office("key", "block", "sk-wg-aaaaaa", "--tenant", "other"))["key_id"] == ids[1]
     assert ok(office("key", "block", ids[0]))["tenant"] == "acme"
     assert refused(office("key", "block", ids[0], "--tenant", "other")) == (
-        f"no key '{ids[0]}': see 'deploy/admin key list'"
+        f"'{ids[0]}' is no key id, prefix or alias: see 'deploy/admin key list'"
     )
+
+
+def test_an_alias_names_a_key(office: Office, ledger_url: str) -> None:
+    """As long as one key has it: a rotated key shares it with its successor in the grace."""
+    ids = []
+    for tenant in ("acme", "other"):
+        ok(office("tenant", "add", tenant))
+        issuing = ("key", "issue", "--tenant", tenant, "--alias", "laptop")
+        ids.append(ok(office(*issuing))["key_id"])
+
+    assert refused(office("key", "block", "laptop")) == (
+        "'laptop' names 2 keys: add --tenant, or give the key's id, see 'deploy/admin key list'"
+    )
+    assert ok(office("key", "block", "laptop", "--tenant", "acme"))["key_id"] == ids[0]
+    new = ok(office("key", "rotate", "laptop", "--tenant", "other"))["key_id"]
+    assert refused(office("key", "revoke", "laptop", "--tenant", "other")) == (
+        "'laptop' names 2 keys: give the key's id, see 'deploy/admin key list'"
+    )
+    listed = ok(office("key", "list", "--tenant", "other"))
+    assert [key["replaced_by"] for key in listed] == [new, None]
+    with psycopg.connect(ledger_url) as conn:
+        conn.execute("UPDATE wicketgate.keys SET expires_at = now() WHERE id = %s", [ids[1]])
+    assert ok(office("key", "revoke", "laptop", "--tenant", "other"))["key_id"] == new
+
+
+def test_an_alias_never_hides_another_key(office: Office) -> None:
+    """What a key is called by itself comes first."""
+    ok(office("tenant", "add", "acme"))
+    key = ok(office("key", "issue", "--tenant", "acme"))
+    for alias in (key["key_id"], key["prefix"]):
+        ok(office("key", "issue", "--tenant", "acme", "--alias", alias))
+
+    for name in (key["key_id"], key["prefix"]):
+        assert ok(office("key", "block", name))["key_id"] == key["key_id"]
 
 
 def test_rotation_with_a_grace(office: Office, engine: Engine) -> None:
@@ -434,6 +503,45 @@ def test_each_change_is_one_row_and_nothing_else_is(office: Office) -> None:
     assert ok(office("audit", "list", "--limit", "1")) == entries[:1]
 
 
+def test_the_audit_log_of_one_tenant(office: Office) -> None:
+    """Its own changes, those of its grants and those of its keys."""
+    for tenant in ("acme", "other"):
+        ok(office("tenant", "add", tenant))
+        key = ok(office("key", "issue", "--tenant", tenant))["prefix"]
+        ok(office("key", "block", key, "--tenant", tenant))
+        ok(office("grant", "add", "--tenant", tenant, "--model", "a"))
+
+    entries = ok(office("audit", "list", "--tenant", "acme"))
+    actions = ["grant add", "key block", "key issue", "tenant add"]
+    assert [entry["action"] for entry in entries] == actions
+    assert {entry["subject"]["tenant"] for entry in entries} == {"acme"}
+    assert ok(office("audit", "list", "--tenant", "acme", "--limit", "1")) == entries[:1]
+    assert refused(office("audit", "list", "--tenant", "x")).startswith("no tenant 'x'")
+
+
+def test_an_empty_list_says_how_to_fill_it(office: Office) -> None:
+    """On stderr: the data is an empty list."""
+    said = {}
+    for command in ("tenant list", "key list", "grant list"):
+        ran = office(*command.split())
+        assert ok(ran) == []
+        said[command] = ran.err
+    ok(office("tenant", "add", NAME))
+
+    rest = " --model MODEL --provider PROVIDER --region REGION\n"
+    assert said == {
+        "tenant list": "no tenants yet: deploy/admin tenant add NAME\n",
+        "key list": "no keys yet: deploy/admin key issue --tenant TENANT\n",
+        "grant list": f"no grants yet: deploy/admin grant add --tenant TENANT{rest}",
+    }
+    assert office("key", "list", "--tenant", NAME).err == (
+        f"no keys of '{NAME}' yet: deploy/admin key issue --tenant '{NAME}'\n"
+    )
+    assert office("grant", "list", "--tenant", NAME).err == (
+        f"no grants of '{NAME}' yet: deploy/admin grant add --tenant '{NAME}'{rest}"
+    )
+
+
 def test_the_actor_is_the_account_not_the_environment(
     office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -490,8 +598,8 @@ def test_a_database_ahead_of_the_code(office: Office, ledger_url: str) -> None:
     [
         (
             "postgresql://someone:hunter2@127.0.0.1:1/ledger",
-            "The ledger database is not available. Check that PostgreSQL is running and that"
-            " LEDGER_URL is right.",
+            "The ledger database is not available: nothing listens at 127.0.0.1:1."
+            " Check LEDGER_URL.",
         ),
         (
             "mysql://someone:hunter2@db.example/ledger",
@@ -508,11 +616,48 @@ def test_a_database_ahead_of_the_code(office: Office, ledger_url: str) -> None:
 def test_an_address_that_does_not_work(
     office: Office, monkeypatch: pytest.MonkeyPatch, url: str, line: str
 ) -> None:
-    """The line holds neither the password nor the host."""
+    """The line says which part; the password is in none."""
     monkeypatch.setenv("LEDGER_URL", url)
 
     for command in ("tenant list", "db status", "db migrate"):
         assert refused(office(*command.split())) == line
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"password": "hunter2"}, "the password for user 'wicketgate' is not accepted"),
+        ({"database": "ghost"}, "there is no database 'ghost' at {at}"),
+        ({"host": "no.such.host.invalid"}, "unknown host 'no.such.host.invalid'"),
+    ],
+    ids=["password", "database", "host"],
+)
+def test_an_address_that_a_server_refuses(
+    office: Office,
+    ledger_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    change: dict[str, str],
+    why: str,
+) -> None:
+    """What PostgreSQL itself answers is told apart."""
+    url = make_url(ledger_url)
+    changed = url.set(**change)  # type: ignore[arg-type]
+    monkeypatch.setenv("LEDGER_URL", changed.render_as_string(hide_password=False))
+
+    reason = why.format(at=f"{url.host}:{url.port}")
+    assert refused(office("tenant", "list")) == (
+        f"The ledger database is not available: {reason}. Check LEDGER_URL."
+    )
+
+
+def test_a_server_that_does_not_answer(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the connection and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        monkeypatch.setenv("LEDGER_URL", f"postgresql://u@127.0.0.1:{port}/l?connect_timeout=2")
+        assert refused(office("tenant", "list")) == (
+            "The ledger database is not available: 127.0.0.1 does not answer. Check LEDGER_URL."
+        )
 
 
 # As a program
@@ -584,15 +729,17 @@ def test_a_closed_pipe(ledger_url: str) -> None:
 def test_without_a_ledger_url(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The embedded database is started for each command and keeps what was written."""
+    """The embedded database is started for each command, and gets its tables by the first."""
     monkeypatch.delenv("LEDGER_URL", raising=False)
     monkeypatch.setenv("WICKETGATE_DATA", str(tmp_path))
 
-    assert cli.main(["db", "migrate"]) == 0
     assert cli.main(["tenant", "add", NAME]) == 0
-    capsys.readouterr()
+    assert capsys.readouterr().err == f"made the tables of the embedded database in {tmp_path}\n"
+    assert cli.main(["db", "migrate"]) == 0
+    assert capsys.readouterr().err == "nothing to migrate\n"
     assert cli.main(["tenant", "list"]) == 0
-    assert NAME in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert (NAME in out, err) == (True, "")
 
 
 @pytest.mark.parametrize("command", [["db", "migrate"], ["tenant", "list"]], ids=" ".join)

@@ -96,6 +96,15 @@ def test_the_boot_check_accepts_what_the_ledger_accepts(start: str) -> None:
     assert readable is not refused
 
 
+@pytest.mark.parametrize("option", ["hello=1", "connect_timeout=abc"])
+def test_an_option_that_the_driver_does_not_know(option: str) -> None:
+    """It is found out at the first connection, and said the same way."""
+    with pytest.raises(LedgerURLError) as refused:
+        run(f"postgresql://u:{SECRET}@127.0.0.1:1/l?{option}", "SELECT 1")
+
+    assert SECRET not in "".join(traceback.format_exception(refused.value))
+
+
 def run(ledger_url: str, statement: str) -> None:
     with transaction(connect_engine(ledger_url)) as conn:
         conn.execute(text(statement))

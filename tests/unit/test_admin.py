@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import psycopg
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from plugins.admin import cli
 from plugins.admin.times import LATEST, duration, expiry, later
+from plugins.admin.unreachable import told
 from plugins.config import provider_variables
 from plugins.config.flags import VARIABLES
+from plugins.ledger.database import LedgerUnavailable
 
 NOON = datetime(2026, 12, 1, 12, tzinfo=UTC)
 
@@ -153,7 +158,7 @@ def test_usage_errors(argv: list[str], line: str, capsys: pytest.CaptureFixture[
     "area",
     [
         "check",
-        *[f"tenant {name}" for name in ("add", "list", "show", "disable", "enable")],
+        *[f"tenant {name}" for name in ("add", "list", "show", "set-zone", "disable", "enable")],
         *[f"grant {name}" for name in ("add", "remove", "list")],
         *[f"key {name}" for name in ("issue", "list", "block", "unblock", "rotate", "revoke")],
         *["db migrate", "db status", "audit list"],
@@ -167,6 +172,93 @@ def test_every_command_of_the_contract(area: str, capsys: pytest.CaptureFixture[
     out, err = capsys.readouterr()
     assert "--json" in out
     assert err == ""
+
+
+def test_the_first_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody has to ask twice for what there is."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--help"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert "python -m" not in out
+    assert "check [CONFIG]" in out
+    assert "    add, list, show, disable, enable, set-zone\n" in out
+    assert "    issue, list, block, unblock, revoke, rotate\n" in out
+    assert out.count("  deploy/admin ") == 2
+    assert max(map(len, out.splitlines())) < 100
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is that of pyproject.toml."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert re.fullmatch(r"wicketgate \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_common_options_anywhere(place: int) -> None:
+    """`--json` and `--actor` mean the same before, between and after the words of a command."""
+    words = ["tenant", "show", "acme"]
+    words[place:place] = ["--actor", "Ada", "--json"]
+    args = cli.parser().parse_args(words)
+
+    assert (args.actor, args.json, args.name) == ("Ada", True, "acme")
+
+
+def test_common_options_left_out() -> None:
+    """Text, and the account's own name."""
+    args = cli.parser().parse_args(["tenant", "list"])
+
+    assert (args.actor, args.json) == (None, False)
+
+
+def unreachable_because(words: str, url: str = "postgresql://ada:hunter2@db:6543/l") -> str:
+    error = LedgerUnavailable()
+    error.__cause__ = OperationalError(None, None, psycopg.OperationalError(words))
+    return told(error, url)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("x: Connection refused\n\tIs the server running?", ": nothing listens at db:6543."),
+        ("failed to resolve host 'db': [Errno -2] x", ": unknown host 'db'."),
+        ("x: fe_sendauth: no password supplied", ": user 'ada' needs a password."),
+        ("x: Network is unreachable", ": db does not answer."),
+        (
+            'x: FATAL:  password authentication failed for user "ada"',
+            ": the password for user 'ada' is not accepted.",
+        ),
+        ('x: FATAL:  database "l" does not exist', ": there is no database 'l' at db:6543."),
+        ("x: FATAL:  zu viele Clients\nDETAIL: x", ": db:6543 says: zu viele Clients."),
+        ("x: FATAL:  hunter2 is wrong", "."),
+        ("server closed the connection unexpectedly", "."),
+    ],
+)
+def test_why_the_ledger_is_unreachable(words: str, why: str) -> None:
+    """The driver's words say what failed, the address where; no word of the password."""
+    assert unreachable_because(words) == f"The ledger database is not available{why}"
+
+
+@pytest.mark.parametrize(
+    ("url", "where"),
+    [
+        ("postgresql://db/l", "db:5432"),
+        ("postgresql://[::1]:99/l", "[::1]:99"),
+        ("postgresql:///l?host=/run/pg", "the socket in /run/pg"),
+        ("postgresql:///l?host=db&port=7", "db:7"),
+        ("postgresql:///l?host=a:1&host=b:2", "a:1,b:2"),
+        ("postgresql:///l", "localhost:5432"),
+    ],
+)
+def test_where_nothing_listens(url: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each form of an address is told as it was meant."""
+    for name in ("PGHOST", "PGPORT"):
+        monkeypatch.delenv(name, raising=False)
+    assert unreachable_because("Connection refused", url) == (
+        f"The ledger database is not available: nothing listens at {where}."
+    )
 
 
 def test_check_prints_every_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
