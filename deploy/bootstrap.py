@@ -59,9 +59,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if command == "test":
         return run_tests(python, rest)
-    if command == "up":
-        # Not for admin: the files it is given are named from where the caller stands.
-        os.chdir(ROOT)
+    # From where the caller stands: that is where the files it names are.
     return become(python, "plugins.setup.launcher" if command == "up" else "plugins.admin", rest)
 
 
@@ -133,7 +131,8 @@ def one_at_a_time(venv: Path) -> Iterator[None]:
     except OSError as error:
         raise SetupError(
             f"cannot write to {venv.parent} ({error.strerror}): "
-            "name another place for the virtual environment with WICKETGATE_VENV"
+            "clone it for yourself, or name places of your own with WICKETGATE_VENV "
+            "and WICKETGATE_DATA"
         ) from None
     with file:
         try:
@@ -258,6 +257,10 @@ def wait_aloud(process: subprocess.Popen[bytes], log: Path, counted: bool) -> No
 def run_tests(python: Path, arguments: Sequence[str]) -> int:
     """Run the checks and then the tests; the first that fails ends it with its exit code."""
     os.chdir(ROOT)
+    if {"-h", "--help"}.intersection(arguments):
+        return subprocess.run(
+            [python, "-m", "pytest", "--help"], env=environment(), check=False
+        ).returncode
     timings = []
     for name, command in (*CHECKS, ("pytest", ("pytest", *arguments))):
         say(f"== {name}")

@@ -195,7 +195,7 @@ def check_config(args: Namespace) -> int:
         for problem in problems:
             print(f"{problem.level}: {problem}")
     if not problems:
-        say(f"{path}: nothing to mend")
+        say(f"{check.tidy(path)}: nothing to mend")
     return 1 if any(problem.level == "fatal" for problem in problems) else 0
 
 

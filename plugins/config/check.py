@@ -31,8 +31,10 @@ from plugins.config.flags import (
     START_HOOK,
     VARIABLES,
     VARIABLES_SECTION,
+    Flag,
+    take_out,
 )
-from plugins.config.settings import Document, Flaw, Place, SettingsError, dotted, shown
+from plugins.config.settings import Document, Flaw, Place, SettingsError, dotted, shown, shown_in
 
 Level = Literal["fatal", "warning", "note"]
 
@@ -45,7 +47,9 @@ class Problem:
     """One thing to mend. `got` never shows a secret.
 
     Attributes:
-        line: From 1; 0 for what stands in no file.
+        line: From 1; 0 for what stands in no file, and for a file as a whole.
+
+        path: Dotted; the variable's name for the environment, "" for a file as a whole.
     """
 
     level: Level
@@ -60,7 +64,7 @@ class Problem:
         got = f" (got {self.got})" if self.got else ""
         remedy = f"\n    {self.remedy}" if self.remedy else ""
         where = f"{self.file}:{self.line}" if self.line else self.file
-        return f"{where}: {self.path}: {self.rule}{got}{remedy}"
+        return ": ".join(part for part in (where, self.path, self.rule) if part) + got + remedy
 
 
 _SECRET_FIELDS = re.compile(
@@ -88,14 +92,20 @@ def check_file(path: Path, environ: Mapping[str, str]) -> list[Problem]:
         found.extend(rule(document, environ))
     problems = [_problem(level, path, document, flaw) for level, flaw in found]
     problems.extend(check_environment(environ))
+    problems.extend(_stray_variables(document, environ))
     return sorted(problems, key=lambda p: (("fatal", "warning", "note").index(p.level), p.line))
 
 
 def _problem(level: Level, path: Path, document: Document | None, flaw: Flaw) -> Problem:
-    line = document.line(flaw.place) if document else flaw.line or 1
+    line = flaw.line or (document.line(flaw.place) if document else 0)
     return Problem(
-        level, str(path), line, dotted(flaw.place) or path.name, flaw.rule, flaw.got, flaw.remedy
+        level, str(tidy(path)), line, dotted(flaw.place), flaw.rule, flaw.got, flaw.remedy
     )
+
+
+def tidy(path: Path) -> Path:
+    """Return the same file's path without `..`; any other as it is written."""
+    return path.resolve() if ".." in path.parts else path
 
 
 Found = Iterator[tuple[Level, Flaw]]
@@ -111,10 +121,20 @@ def _flags(document: Document, environ: Mapping[str, str]) -> Found:
         section = _section(document, flag.section)
         if flag.name not in section:
             if flag.needed:
-                yield "fatal", Flaw((flag.section, flag.name), flag.rule, "nothing", flag.why)
+                yield "fatal", _absent(flag, section, document)
         elif not flag.allowed(section[flag.name]):
             got = masked(flag.name, section[flag.name])
-            yield "fatal", Flaw((flag.section, flag.name), flag.rule, got, flag.why)
+            yield "fatal", Flaw((flag.section, flag.name), flag.rule, got, flag.remedy)
+
+
+def _absent(flag: Flag, section: Mapping[str, Any], document: Document) -> Flaw:
+    place: Place = (flag.section, flag.name)
+    known = {known.name for known in FLAGS}
+    near = difflib.get_close_matches(flag.name, [n for n in section if n not in known], 1, 0.8)
+    if not near:
+        return Flaw(place, flag.rule, "nothing", flag.remedy)
+    remedy = f"did you mean '{flag.name}' by '{near[0]}'? {flag.remedy}"
+    return Flaw(place, flag.rule, "nothing", remedy, document.line((flag.section, near[0])))
 
 
 def _callbacks(document: Document, environ: Mapping[str, str]) -> Found:
@@ -125,7 +145,7 @@ def _callbacks(document: Document, environ: Mapping[str, str]) -> Found:
         if name in DOORS or name in HARMLESS_CALLBACKS:
             continue
         if why := CALLBACKS.get(str(name)):
-            yield "fatal", Flaw((*place, number), "must not be set", shown(name), why)
+            yield "fatal", Flaw((*place, number), "must not be set", shown(name), take_out(why))
         else:
             rule = "a callback that is not known to stay within the gateway"
             remedy = "make sure that it calls no model and sends nothing to another region"
@@ -134,7 +154,8 @@ def _callbacks(document: Document, environ: Mapping[str, str]) -> Found:
 
 def _retries(document: Document, environ: Mapping[str, str]) -> Found:
     """Look for attempts that are counted in other places than `num_retries`."""
-    rule, why = f"must be at most {MAX_RETRIES}", "every retry is a paid attempt"
+    rule = f"must be at most {MAX_RETRIES}"
+    remedy = f"write a number from 0 to {MAX_RETRIES} (every retry is a paid attempt)"
     router = _section(document, ROUTER)
     counts = dict(_numbers(router.get("retry_policy"), (ROUTER, "retry_policy")))
     groups = "model_group_retry_policy"
@@ -147,7 +168,7 @@ def _retries(document: Document, environ: Mapping[str, str]) -> Found:
                 counts.update(_numbers(params.get(name), at))
     for place, count in counts.items():
         if count > MAX_RETRIES:
-            yield "fatal", Flaw(place, rule, shown(count), why)
+            yield "fatal", Flaw(place, rule, shown(count), remedy)
 
 
 def _numbers(value: Any, place: Place) -> Iterator[tuple[Place, int]]:
@@ -161,7 +182,7 @@ def _numbers(value: Any, place: Place) -> Iterator[tuple[Place, int]]:
 def _sections(document: Document, environ: Mapping[str, str]) -> Found:
     for name, why in SECTIONS.items():
         if document.content.get(name):
-            yield "fatal", Flaw((name,), "must not be set", "a section", why)
+            yield "fatal", Flaw((name,), "must not be set", "a section", take_out(why))
     for name in document.content:
         if name not in KNOWN_SECTIONS and name not in SECTIONS and not name.startswith(("x-", ".")):
             near = difflib.get_close_matches(name, KNOWN_SECTIONS, n=1)
@@ -195,8 +216,8 @@ def _labels(entry: Mapping[str, Any], place: Place) -> Found:
         value = info.get(name)
         if not isinstance(value, str) or not _LABEL.fullmatch(value):
             rule = "expected a short label (letters, digits, . _ / : @ -)"
-            remedy = "what is not labelled is granted to nobody"
-            yield "fatal", Flaw((*place, "model_info", name), rule, shown(value), remedy)
+            remedy = f"write {name}: LABEL (what is not labelled is granted to nobody)"
+            yield "fatal", Flaw((*place, "model_info", name), rule, shown_in(info, name), remedy)
     for name in ("input_cost_per_token", "output_cost_per_token", "max_input_tokens"):
         if info.get(name) is None:
             remedy = "state it, 0 included: budgets and context limits need it"
@@ -207,12 +228,16 @@ def _model_name(entry: Mapping[str, Any], place: Place) -> Found:
     name = entry.get("model_name")
     if isinstance(name, str) and (not name or name != name.strip() or re.search(r"[*,\s]", name)):
         rule = "expected a name without spaces, commas and *"
-        yield "fatal", Flaw((*place, "model_name"), rule, shown(name), _ROAD)
+        remedy = f"write one name ({_ROAD})"
+        yield "fatal", Flaw((*place, "model_name"), rule, shown(name), remedy)
     params = entry.get("litellm_params")
-    model = params.get("model") if isinstance(params, dict) else None
+    params = params if isinstance(params, dict) else {}
+    model = params.get("model")
     if not isinstance(model, str) or not model or "*" in model or model.startswith("auto_router/"):
         rule = "expected one model of a provider"
-        yield "fatal", Flaw((*place, "litellm_params", "model"), rule, shown(model), _ROAD)
+        remedy = f"write it as provider/model (else {_ROAD})"
+        at = (*place, "litellm_params", "model")
+        yield "fatal", Flaw(at, rule, shown_in(params, "model"), remedy)
 
 
 def _params(entry: Mapping[str, Any], place: Place, environ: Mapping[str, str]) -> Found:
@@ -222,14 +247,15 @@ def _params(entry: Mapping[str, Any], place: Place, environ: Mapping[str, str]) 
     at: Place = (*place, "litellm_params")
     for name, why in LEAKS.items():
         if params.get(name):
-            yield "fatal", Flaw((*at, name), "must not be set", masked(name, params[name]), why)
+            got = masked(name, params[name])
+            yield "fatal", Flaw((*at, name), "must not be set", got, take_out(why))
     for where in _literal_secrets(params):
         remedy = "name a variable instead: os.environ/NAME"
         yield "warning", Flaw((*at, *where), "a secret stands in the file", "***", remedy)
     yield from _own_key(params, at, environ)
     absent = settings.missing(entry, environ)
     if absent:
-        yield "note", Flaw(place, f"left out at start: {', '.join(absent)} not set")
+        yield "note", Flaw(place, f"{', '.join(absent)} not set: deploy/up leaves this entry out")
     yield from _engine(_info(entry).get("engine"), params, at)
 
 
@@ -237,14 +263,17 @@ def _own_key(params: Mapping[str, Any], at: Place, environ: Mapping[str, str]) -
     """Look for entries for which LiteLLM would take a key from the environment."""
     if params.get("litellm_credential_name"):
         return
-    provider = params.get("custom_llm_provider")
-    candidates = provider_variables.borrowed(
-        str(params.get("model")), provider if isinstance(provider, str) else None
-    )
+    given = params.get("custom_llm_provider")
+    named = isinstance(given, str) and given
+    provider = str(given) if named else provider_variables.provider_of(str(params.get("model")))
+    candidates = provider_variables.borrowed(provider)
     variable = next((name for name in candidates if environ.get(name)), None)
+    absent = params.get("api_key") in (None, "")
     if variable is None:
-        return
-    if params.get("api_key") in (None, ""):
+        if absent and params.get("api_base") and provider in provider_variables.OPENAI_COMPATIBLE:
+            remedy = 'state one ("none" for a local engine), or LiteLLM looks for its own'
+            yield "warning", Flaw((*at, "api_key"), "is not stated", "", remedy)
+    elif absent:
         rule = f"without it LiteLLM sends {variable} there"
         yield "fatal", Flaw((*at, "api_key"), rule, "nothing", 'write the key, or "none"')
     elif settings.missing(params["api_key"], environ):
@@ -258,7 +287,7 @@ def _engine(engine: Any, params: Mapping[str, Any], at: Place) -> Found:
     base, url = params.get("api_base"), engine.get("url")
     if not base:
         rule = "must be stated for an engine of our own"
-        remedy = "without it LiteLLM calls the provider's public address"
+        remedy = "write the engine's address (else LiteLLM calls the provider's public one)"
         yield "fatal", Flaw((*at, "api_base"), rule, "nothing", remedy)
     elif isinstance(base, str) and isinstance(url, str) and not base.startswith(url):
         remedy = "the queue would watch another engine than the one that is called"
@@ -338,7 +367,8 @@ def _master_key(document: Document, environ: Mapping[str, str]) -> Found:
     place: Place = (GENERAL, "master_key")
     remedy = "write os.environ/LITELLM_MASTER_KEY; deploy/up keeps a random one"
     if not isinstance(key, str) or not key:
-        yield "fatal", Flaw(place, "must name a variable", "nothing", remedy)
+        got = "***" if key else shown_in(_section(document, GENERAL), "master_key")
+        yield "fatal", Flaw(place, "must name a variable", got, remedy)
         return
     if not key.startswith(settings.ENV_REFERENCE):
         yield "warning", Flaw(place, "a secret stands in the file", "***", remedy)
@@ -351,18 +381,12 @@ def _master_key(document: Document, environ: Mapping[str, str]) -> Found:
 
 
 def _variables(document: Document, environ: Mapping[str, str]) -> Found:
-    named = set(settings.references(settings.model_list(document.content)))
     for number, entry in enumerate(settings.model_list(document.content)):
         for name in sorted({n for n in settings.references(entry) if is_provider_variable(n)}):
             if environ.get(name):
                 rule = f"{name} is a name LiteLLM reads on its own"
                 remedy = f"rename it, for example to WG_{name}"
                 yield "warning", Flaw((MODEL_LIST, number), rule, "", remedy)
-    for name in sorted(environ):
-        if environ[name] and is_provider_variable(name) and name not in named:
-            rule = f"{name} is set and no entry names it: LiteLLM could use it on its own"
-            remedy = f"start with: env -u {name} …, or rename it"
-            yield "fatal", Flaw((MODEL_LIST,), rule, "***", remedy)
 
 
 def _not_in_force(document: Document, environ: Mapping[str, str]) -> Found:
@@ -388,11 +412,21 @@ def check_environment(environ: Mapping[str, str]) -> Iterator[Problem]:
         yield Problem("warning", "environment", 0, ", ".join(DATABASE_PARTS), rule, "***", remedy)
 
 
-def check_resolved(path: Path, environ: Mapping[str, str]) -> list[Problem]:
-    """Return the entries of the file that LiteLLM is to load whose variables are not set.
+def _stray_variables(document: Document, environ: Mapping[str, str]) -> Iterator[Problem]:
+    named = set(settings.references(settings.model_list(document.content)))
+    for name in sorted(environ):
+        if environ[name] and is_provider_variable(name) and name not in named:
+            rule = "is set and no entry names it: LiteLLM could use it on its own"
+            remedy = f"start with: env -u {name} …, or rename it"
+            yield Problem("fatal", "environment", 0, name, rule, "***", remedy)
 
-    LiteLLM makes nothing of such a reference, and nothing for an address means the provider's
-    public one. What is wrong with the file otherwise is for `check_file` to tell.
+
+def check_resolved(path: Path, environ: Mapping[str, str]) -> list[Problem]:
+    """Return what the file that LiteLLM is to load names, and the environment lacks.
+
+    LiteLLM makes nothing of such a reference: nothing for an address means the provider's
+    public one, and without a master key it advises to allow a weak one. What is wrong with
+    the file otherwise is for `check_file` to tell.
     """
     try:
         document = settings.read(path)
@@ -407,6 +441,13 @@ def check_resolved(path: Path, environ: Mapping[str, str]) -> list[Problem]:
                 told.add(name)
                 rule = f"{name} is not set: LiteLLM would call the provider's own address instead"
                 problems.append(_problem("fatal", path, document, Flaw(place, rule, "", remedy)))
+    key = _section(document, GENERAL).get("master_key")
+    # One that is set to nothing is weak, and `check_file` tells that.
+    name = str(key).removeprefix(settings.ENV_REFERENCE)
+    if name != key and isinstance(key, str) and name not in environ:
+        remedy = f'export {name}="sk-$(openssl rand -hex 32)"'
+        flaw = Flaw((GENERAL, "master_key"), f"{name} is not set", "", remedy)
+        problems.append(_problem("fatal", path, document, flaw))
     return problems
 
 

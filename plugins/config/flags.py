@@ -32,7 +32,7 @@ class Flag:
     Attributes:
         why: What goes wrong otherwise.
 
-        needed: Whether leaving it out is a problem too.
+        write: The value to write, as YAML, where leaving it out is a problem too; "" elsewhere.
     """
 
     section: str
@@ -40,7 +40,21 @@ class Flag:
     allowed: Callable[[Any], bool]
     rule: str
     why: str
-    needed: bool = False
+    write: str = ""
+
+    @property
+    def needed(self) -> bool:
+        return bool(self.write)
+
+    @property
+    def remedy(self) -> str:
+        if self.needed:
+            return f"write {self.name}: {self.write} (else {self.why})"
+        return take_out(self.why)
+
+
+def take_out(why: str) -> str:
+    return f"take it out ({why})"
 
 
 def _is(*values: Any) -> Callable[[Any], bool]:
@@ -48,11 +62,11 @@ def _is(*values: Any) -> Callable[[Any], bool]:
 
 
 def _true(section: str, name: str, why: str) -> Flag:
-    return Flag(section, name, lambda v: v is True, "must be true", why, needed=True)
+    return Flag(section, name, lambda v: v is True, "must be true", why, write="true")
 
 
 def _false(section: str, name: str, why: str) -> Flag:
-    return Flag(section, name, lambda v: v is False, "must be false", why, needed=True)
+    return Flag(section, name, lambda v: v is False, "must be false", why, write="false")
 
 
 def _off(section: str, name: str, why: str) -> Flag:
@@ -71,14 +85,14 @@ _ONE_FOR_ALL = "it would go to every deployment that states none of its own"
 FLAGS: tuple[Flag, ...] = (
     Flag(
         GENERAL, "custom_auth", _is(AUTHENTICATE), f"must be {AUTHENTICATE}",
-        "without it LiteLLM's own keys open everything", needed=True,
+        "LiteLLM's own keys open everything", write=AUTHENTICATE,
     ),
     _true(GENERAL, "custom_auth_run_common_checks", "LiteLLM's own admin routes stay open"),
     _true(GENERAL, "disable_model_info_refresh", "LiteLLM calls every provider on its own"),
     Flag(
         LITELLM, "callbacks", lambda v: isinstance(v, list) and v[:2] == DOORS,
         f"must begin with {', '.join(DOORS)}", "grants would not hold at each attempt",
-        needed=True,
+        write=f"[{', '.join(DOORS)}]",
     ),
     _true(LITELLM, "enable_post_custom_auth_checks", "LiteLLM's second wall stays down"),
     _true(LITELLM, "global_disable_no_log_param", "a caller could switch the bookkeeping off"),
@@ -87,8 +101,8 @@ FLAGS: tuple[Flag, ...] = (
     _true(LITELLM, "turn_off_message_logging", "prompts would reach logs and callbacks"),
     Flag(
         LITELLM, "num_retries", lambda v: type(v) is int and 0 <= v <= MAX_RETRIES,
-        f"must be a whole number from 0 to {MAX_RETRIES}", "every retry is a paid attempt",
-        needed=True,
+        f"must be a whole number from 0 to {MAX_RETRIES}",
+        "a call that fails may be paid for many times", write="1",
     ),
     Flag(
         ROUTER, "num_retries", lambda v: type(v) is int and 0 <= v <= MAX_RETRIES,

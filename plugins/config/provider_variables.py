@@ -109,13 +109,25 @@ KEYS = {
     "replicate": ("REPLICATE_API_KEY", "REPLICATE_API_TOKEN"),
 }
 
-
-def borrowed(model: str, provider: str | None = None) -> tuple[str, ...]:
-    """Return the variables LiteLLM would take a key from for an entry that has none.
-
-    A model without a prefix is one of OpenAI's to LiteLLM, unless its name says Claude.
+#: Providers under which LiteLLM speaks OpenAI's API to whatever server `api_base` names.
+OPENAI_COMPATIBLE = frozenset(
     """
-    if not provider:
-        prefix, slash, _ = model.partition("/")
-        provider = prefix if slash else "anthropic" if model.startswith("claude") else "openai"
+    openai text-completion-openai custom_openai openai_like hosted_vllm lm_studio llamafile
+    """.split()
+)
+
+
+def provider_of(model: str) -> str:
+    """Return the provider that LiteLLM reads from a model's name.
+
+    Without a prefix it is one of OpenAI's, unless its name says Claude.
+    """
+    prefix, slash, _ = model.partition("/")
+    if slash:
+        return prefix
+    return "anthropic" if model.startswith("claude") else "openai"
+
+
+def borrowed(provider: str) -> tuple[str, ...]:
+    """Return the variables LiteLLM would take a key from for an entry that has none."""
     return KEYS.get(provider, (f"{provider.upper().replace('-', '_')}_API_KEY",))

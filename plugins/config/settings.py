@@ -116,10 +116,13 @@ class RenderedConfig:
 
     Attributes:
         left_out: One line for each entry that is not in it, and why.
+
+        engines: Model and `engine.url` of each entry of the file that is in it and has one.
     """
 
     text: str = field(repr=False)
     left_out: tuple[str, ...]
+    engines: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
 
 def dotted(place: Place) -> str:
@@ -131,13 +134,22 @@ def dotted(place: Place) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value for people to read: no whole sections, no password of a URL."""
+    """Return a value for people to read, as YAML has it: no whole section, no password of a URL."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list):
         return "a list"
     text = re.sub(r"(?<=//)[^/@\s]*@|[^/@\s'\"]*:[^/@\s]*@", "***@", repr(value))
     return text if len(text) <= SHOWN_LENGTH else f"{text[: SHOWN_LENGTH - 3]}..."
+
+
+def shown_in(section: Mapping[str, Any], name: str) -> str:
+    """Return what stands under *name*, for people to read."""
+    return shown(section[name]) if name in section else "nothing"
 
 
 def read(path: Path) -> Document:
@@ -150,7 +162,7 @@ def read(path: Path) -> Document:
         data = path.read_bytes()
         text = data.decode("utf-8")
     except FileNotFoundError:
-        raise SettingsError([Flaw((), "file not found", str(path))]) from None
+        raise SettingsError([Flaw((), "file not found")]) from None
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(
             [Flaw((), f"not readable as UTF-8 text ({error.__class__.__name__})")]
@@ -391,9 +403,10 @@ def _engine(raw: Any, place: Place) -> tuple[Engine | None, list[Flaw]]:
     kind, url = raw.get("kind"), raw.get("url")
     kinds = ("llama.cpp", "ollama", "vllm", "sglang", "none")
     if kind not in kinds:
-        flaws.append(Flaw((*place, "kind"), f"expected one of {', '.join(kinds)}", shown(kind)))
+        rule = f"expected one of {', '.join(kinds)}"
+        flaws.append(Flaw((*place, "kind"), rule, shown_in(raw, "kind")))
     if not isinstance(url, str) or not url.startswith(("http://", "https://", ENV_REFERENCE)):
-        flaws.append(Flaw((*place, "url"), "expected the engine's http URL", shown(url)))
+        flaws.append(Flaw((*place, "url"), "expected the engine's http URL", shown_in(raw, "url")))
     for name in ("slots", "queue"):
         value = raw.get(name)
         if value is not None and (type(value) is not int or value < 0):
@@ -451,4 +464,16 @@ def render(
         }
         router["fallbacks"] = [{model: targets} for model, targets in remaining.items() if targets]
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-    return RenderedConfig(text, tuple(left_out))
+    return RenderedConfig(text, tuple(left_out), tuple(_engine_urls(kept, environ)))
+
+
+def _engine_urls(
+    entries: Sequence[Mapping[str, Any]], environ: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    for entry in entries:
+        info = entry.get("model_info")
+        engine = info.get("engine") if isinstance(info, dict) else None
+        url = engine.get("url") if isinstance(engine, dict) else None
+        if isinstance(url, str):
+            named = url.removeprefix(ENV_REFERENCE)
+            yield str(entry.get("model_name")), url if named == url else environ[named]

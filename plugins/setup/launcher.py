@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import ipaddress
 import os
 import signal
@@ -20,7 +21,7 @@ from plugins.config import check, settings
 from plugins.config.flags import FOREIGN_DATABASES
 from plugins.ledger import migrate
 from plugins.ledger.database import LedgerRefusedError, LedgerUnavailable, LedgerURLError
-from plugins.setup import demo, proxy_process
+from plugins.setup import demo, local_engines, proxy_process
 from plugins.setup.data_folder import (
     ROOT,
     Busy,
@@ -32,7 +33,7 @@ from plugins.setup.data_folder import (
     write_private,
     write_state,
 )
-from plugins.setup.postgres import EmbeddedPostgres
+from plugins.setup.postgres import EmbeddedPostgres, given_ledger_url
 from plugins.setup.proxy_process import ProxyProcess
 
 POLL_INTERVAL = 0.2  # seconds
@@ -40,6 +41,7 @@ PROGRESS_SECONDS = 5.0
 START_LIMIT = 300.0  # seconds for LiteLLM to load
 DATABASE_RESTARTS = 5  # of the embedded server, in one run
 LOOK_WAIT = 0.5  # seconds
+SAME_MOMENT = 0.2  # seconds within which signals are one
 ADMIN_COMMAND_WAIT = 30.0  # seconds for a `deploy/admin` that runs the database itself
 
 
@@ -65,13 +67,13 @@ class Options:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
+    hurry = Hurry()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
+        signal.signal(number, hurry.receive)
     # `nohup` asks to outlive the terminal.
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, signal.default_int_handler)
+        signal.signal(signal.SIGHUP, hurry.receive)
     stack = ExitStack()
-    hurry = Hurry()
     up = Up(options, os.environ, stack, hurry)
     try:
         up.start()
@@ -88,14 +90,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parse(arguments: Sequence[str] | None) -> Options:
     parser = argparse.ArgumentParser(
-        prog="deploy/up", description="Set everything up and serve; Ctrl-C stops it."
+        prog="deploy/up",
+        description="Set everything up and serve; Ctrl-C stops it.",
+        epilog="Variables: LEDGER_URL names a PostgreSQL of yours (else one is started), "
+        "WICKETGATE_DATA the folder for data and logs (.data), WICKETGATE_VENV the virtual "
+        "environment (.venv), WICKETGATE_PYTHON the Python to make it with.",
     )
     parser.add_argument(
         "--demo", action="store_true", help="serve a local model to a demo tenant and print a call"
     )
-    parser.add_argument("--config", type=Path, default=ROOT / "litellm_config.yaml", metavar="FILE")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        default=ROOT / "litellm_config.yaml",
+        metavar="FILE",
+        help="LiteLLM's own configuration file, with our labels (litellm_config.yaml); "
+        "deploy/admin check FILE explains what is wrong with one",
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
-    parser.add_argument("--port", type=_port, default=4000, help="port to listen on (4000)")
+    parser.add_argument(
+        "--port", type=_port, default=4000, help="port for callers: http://HOST:PORT/v1 (4000)"
+    )
     parser.add_argument("--workers", type=_workers, default=1, help="worker processes (1)")
     parser.add_argument(
         "--metrics-port",
@@ -106,7 +121,7 @@ def parse(arguments: Sequence[str] | None) -> Options:
     given = parser.parse_args(arguments)
     return Options(
         given.demo,
-        given.config.absolute(),
+        check.tidy(given.config.absolute()),
         given.host,
         given.port,
         given.workers,
@@ -140,18 +155,24 @@ def say(text: str) -> None:
 
 
 class Hurry:
-    """Turns signals into a flag, once stopping has begun."""
+    """Turns signals into an interrupt, and into a flag once stopping has begun."""
 
     def __init__(self) -> None:
         self._asked = False
+        self._stopping = False
+        self._last = -SAME_MOMENT
+
+    def receive(self, number: int, _: object) -> None:
+        now = time.monotonic()
+        # A supervisor signals us and then our group; that is one wish.
+        again = now - self._last >= SAME_MOMENT
+        self._last = now
+        if not self._stopping and again:
+            raise KeyboardInterrupt
+        self._asked = self._asked or (again and number != signal.SIGHUP)
 
     def listen(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._ask)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-    def _ask(self, *_: object) -> None:
-        self._asked = True
+        self._stopping = True
 
     def __call__(self) -> bool:
         return self._asked
@@ -190,6 +211,7 @@ class Up:
         """
         options = self._options
         refuse_foreign_database(self._environ)
+        given_ledger_url(self._environ)
         prepare(self._folder)
         self._take_folder()
         refuse_taken_ports(options)
@@ -204,6 +226,7 @@ class Up:
         self._load(url, rendered)
         self.serving = True
         say(f"ready on {options.url} (Ctrl-C stops it)")
+        say(f"log in {self._folder / 'proxy.log'}")
         if options.metrics_port:
             say(f"metrics on http://127.0.0.1:{options.metrics_port}/metrics")
         if key is not None:
@@ -250,7 +273,7 @@ class Up:
             )
 
     def _database(self) -> str:
-        if url := self._environ.get("LEDGER_URL"):
+        if url := given_ledger_url(self._environ):
             say("database: the one that LEDGER_URL names")
             write_state(self._folder, None)
             self._stack.callback(clear_state, self._folder)
@@ -290,6 +313,9 @@ class Up:
         rendered = settings.render(self._options.config, self._environ, extra)
         for line in rendered.left_out:
             say(f"left out: {line}")
+        instead = "start it" if self._engine else "start it, or use --demo"
+        for line in local_engines.silent(rendered.engines, instead):
+            say(line)
         folder = self._folder / "rendered"
         folder.mkdir(mode=0o700, exist_ok=True)
         target = folder / "litellm_config.yaml"
@@ -362,13 +388,19 @@ def refuse_taken_ports(options: Options) -> None:
         _refuse_taken("127.0.0.1", options.metrics_port, "--metrics-port")
 
 
+#: What the system says to an address that this machine does not have.
+_NOT_OURS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+
 def _refuse_taken(host: str, port: int, option: str) -> None:
     try:
         family = socket.AF_INET6 if _is_ipv6(host) else socket.AF_INET
         with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        if isinstance(error, (socket.gaierror, UnicodeError)) or error.errno in _NOT_OURS:
+            raise CannotStart(f"--host {host!r}: no such address here") from None
         reason = error.strerror or str(error)
         raise CannotStart(
             f"cannot listen on {host} port {port} ({reason}): "

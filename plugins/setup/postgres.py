@@ -287,6 +287,18 @@ class EmbeddedPostgres:
             time.sleep(POLL_INTERVAL)
 
 
+def given_ledger_url(environ: Mapping[str, str]) -> str | None:
+    """Return the address of the operator's own database; None: the embedded one is meant.
+
+    Raises:
+        CannotStart: If it is there and empty, as a variable that was not filled in is.
+    """
+    url = environ.get("LEDGER_URL")
+    if url is not None and not url.strip():
+        raise CannotStart("LEDGER_URL is set but empty: unset it to use the embedded database")
+    return url
+
+
 @contextmanager
 def admin_ledger_url(
     data_dir: Path | None = None, environ: Mapping[str, str] = os.environ
@@ -296,7 +308,7 @@ def admin_ledger_url(
     Raises:
         CannotStart: With the reason and the remedy.
     """
-    if url := environ.get("LEDGER_URL"):
+    if url := given_ledger_url(environ):
         yield url
         return
     folder = data_dir or data_folder(environ)

@@ -207,11 +207,82 @@ def test_a_demo_that_was_cut_off_leaves_the_environment_whole(
     assert bootstrap.is_ready(bare, lock)
 
 
-def test_without_a_fitting_python_it_says_which_it_needs() -> None:
-    """The shell part ends with one line when it finds no Python to hand over to."""
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        pytest.param(
+            "exit 1", "which does not run as a Python: name a 3.11, 3.12 or 3.13, or unset it",
+            id="not-a-python",
+        ),
+        pytest.param(
+            "exit 0", "which does not run as a Python: name a 3.11, 3.12 or 3.13, or unset it",
+            id="says-nothing",
+        ),
+        pytest.param(
+            "echo 3.9", "which is Python 3.9: name a 3.11, 3.12 or 3.13, or unset it", id="old"
+        ),
+        pytest.param(None, "and there is no such program", id="not-there"),
+    ],
+)  # fmt: skip
+def test_a_python_that_is_named_and_unfit_is_told(
+    body: str | None, told: str, tmp_path: Path
+) -> None:
+    """The variable is in the line; no other Python is taken in its place."""
+    python = tmp_path / "my python"
+    if body is not None:
+        python.write_text(f"#!/bin/sh\n{body}\n")
+        python.chmod(0o755)
     result = subprocess.run(
         [ROOT / "deploy" / "up"],
-        env={"PATH": "/usr/bin:/bin", "WICKETGATE_PYTHON": "/bin/false"},
+        env={"PATH": "/usr/bin:/bin", "WICKETGATE_PYTHON": str(python)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == f"deploy/up: WICKETGATE_PYTHON names {python}, {told}\n"
+
+
+def test_pytests_help_comes_without_the_checks() -> None:
+    """Who asks for help does not wait for mypy."""
+    script = "import sys, bootstrap; sys.exit(bootstrap.run_tests(sys.executable, ['--help']))"
+    result = subprocess.run(
+        [sys.executable, "-B", "-c", script],
+        env={**os.environ, "PYTHONPATH": str(BOOTSTRAP.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("usage: ")
+
+
+def test_a_folder_of_somebody_else_names_both_variables(
+    bootstrap: ModuleType, tmp_path: Path
+) -> None:
+    """The next complaint would be of the data folder."""
+    (tmp_path / "file").touch()
+
+    with (
+        pytest.raises(bootstrap.SetupError) as caught,
+        bootstrap.one_at_a_time(tmp_path / "file" / "venv"),
+    ):
+        pass
+
+    assert str(caught.value) == (
+        f"cannot write to {tmp_path}/file (File exists): clone it for yourself, "
+        "or name places of your own with WICKETGATE_VENV and WICKETGATE_DATA"
+    )
+
+
+def test_without_a_fitting_python_it_says_which_it_needs(tmp_path: Path) -> None:
+    """The shell part ends with one line when it finds no Python to hand over to."""
+    (tmp_path / "dirname").symlink_to("/usr/bin/dirname")
+    result = subprocess.run(
+        ["/bin/sh", ROOT / "deploy" / "up"],
+        env={"PATH": str(tmp_path)},
         capture_output=True,
         text=True,
         check=False,

@@ -352,3 +352,4 @@ def test_a_newcomers_first_call(run: Run) -> None:
     assert run.stop() == 0
     assert still_there(started) == {}
     assert "ready on" in told
+    assert f"log in {run.folder / 'proxy.log'}" in told

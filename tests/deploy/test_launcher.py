@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -10,10 +11,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from plugins.setup import launcher
+from plugins.setup import launcher, local_engines
 from plugins.setup.data_folder import CannotStart, Lock
 from plugins.setup.launcher import Options
 from plugins.setup.postgres import EmbeddedPostgres, answers, free_port
@@ -98,12 +100,10 @@ def test_one_port_cannot_serve_both(up: Attempt) -> None:
     )
 
 
-def test_an_unknown_host_is_named(up: Attempt) -> None:
-    """A host that is not ours to listen on is refused as a taken port is."""
-    line = up("--host", "192.0.2.1")
-
-    assert line.startswith(f"deploy/up: cannot listen on 192.0.2.1 port {up.port} (")
-    assert line.endswith("): free it, or name another one with --port")
+@pytest.mark.parametrize("host", ["192.0.2.1", "999.1.1.1", "a..b"])
+def test_an_unknown_host_is_named(up: Attempt, host: str) -> None:
+    """A host that is not ours to listen on, whatever the port."""
+    assert up("--host", host) == f"deploy/up: --host '{host}': no such address here"
 
 
 def test_a_ledger_url_of_another_kind_is_refused(up: Attempt) -> None:
@@ -114,6 +114,14 @@ def test_a_ledger_url_of_another_kind_is_refused(up: Attempt) -> None:
         "deploy/up: LEDGER_URL: expected postgresql://user:password@host:port/database"
         " (percent-encode special characters in the password)"
     )
+
+
+def test_an_empty_ledger_url_is_refused(up: Attempt) -> None:
+    """A variable that was not filled in must not start another database in silence."""
+    assert up(LEDGER_URL="") == (
+        "deploy/up: LEDGER_URL is set but empty: unset it to use the embedded database"
+    )
+    assert not up.folder.exists()
 
 
 def test_a_ledger_that_does_not_answer_is_refused(up: Attempt) -> None:
@@ -191,7 +199,7 @@ def test_a_missing_configuration_is_named(up: Attempt, tmp_path: Path) -> None:
 
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
-    assert str(config) in result.stderr.splitlines()[0]
+    assert result.stderr.splitlines()[0] == f"{config}: file not found"
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
@@ -257,3 +265,45 @@ def test_the_address_shown_is_one_that_can_be_called(host: str, url: str) -> Non
     options = Options(False, Path("x"), host, 4000, 1, 9400)
 
     assert options.url == url
+
+
+def test_an_engine_that_is_not_there_is_told(taken_port: int) -> None:
+    """One line for each, without user and password; those that answer are not mentioned."""
+    nowhere = f"127.0.0.1:{free_port()}"
+    engines = [
+        ("there", f"http://127.0.0.1:{taken_port}/v1"),
+        ("gone", f"http://{nowhere}/v1"),
+        ("secret", f"http://u:hunter2@{nowhere}"),
+        ("odd", "http://127.0.0.1:99999"),
+    ]
+
+    assert local_engines.silent(engines, "start it, or use --demo") == [
+        f"gone: nothing answers at http://{nowhere} (start it, or use --demo)",
+        f"secret: nothing answers at http://{nowhere} (start it, or use --demo)",
+        "odd: nothing answers at http://127.0.0.1:99999 (start it, or use --demo)",
+    ]
+
+
+def test_the_help_explains_every_option(up: Attempt) -> None:
+    """With the defaults, and the variables that matter."""
+    result = up.run("--help")
+
+    assert result.returncode == 0
+    for word in ("(litellm_config.yaml)", "(4000)", "LEDGER_URL", "WICKETGATE_DATA"):
+        assert word in result.stdout
+
+
+def test_two_signals_at_one_moment_are_one_wish(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`timeout` signals us and our group; only a later signal hurries, a hang-up never."""
+    clock = iter([1000.0, 1000.01, 1001.0, 1002.0])
+    monkeypatch.setattr(launcher, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    hurry = launcher.Hurry()
+
+    with pytest.raises(KeyboardInterrupt):
+        hurry.receive(signal.SIGINT, None)
+    hurry.receive(signal.SIGINT, None)
+    hurry.listen()
+    hurry.receive(signal.SIGHUP, None)
+    assert not hurry()
+    hurry.receive(signal.SIGINT, None)
+    assert hurry()

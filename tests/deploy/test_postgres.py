@@ -334,6 +334,11 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
 
 def test_admin_takes_the_operators_database_first(folder: Path) -> None:
     """With LEDGER_URL set nothing is started and nothing is written."""
+    with (
+        pytest.raises(CannotStart, match="set but empty"),
+        admin_ledger_url(folder, {"LEDGER_URL": ""}),
+    ):
+        pass
     with admin_ledger_url(folder, {"LEDGER_URL": "postgresql://elsewhere/ledger"}) as url:
         assert url == "postgresql://elsewhere/ledger"
     assert not folder.exists()

@@ -60,6 +60,7 @@ def test_the_shipped_configuration_is_sound() -> None:
     problems = check.check_file(DEFAULT_CONFIG, {})
 
     assert [problem.level for problem in problems] == ["note", "note", "note"]
+    assert problems[0].rule == "WG_VLLM_URL not set: deploy/up leaves this entry out"
 
 
 def test_the_shipped_configuration_is_sound_with_every_key() -> None:
@@ -98,6 +99,80 @@ def test_what_is_needed_is_missed(flag: Flag, tmp_path: Path) -> None:
     place = (flag.section, flag.name)
 
     assert fatal(found(tmp_path, changed(place, None))) == [".".join(place)]
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "got", "remedy"),
+    [
+        pytest.param(
+            ("general_settings", "custom_auth_run_common_checks"), False, "false",
+            "write custom_auth_run_common_checks: true (else LiteLLM's own admin routes stay open)",
+            id="wrong",
+        ),
+        pytest.param(
+            ("litellm_settings", "num_retries"), None, "nothing",
+            "write num_retries: 1 (else a call that fails may be paid for many times)",
+            id="absent",
+        ),
+        pytest.param(
+            ("general_settings", "store_model_in_db"), True, "true",
+            "take it out (models could be added past this file)", id="forbidden",
+        ),
+        pytest.param(
+            ("mcp_servers",), {"x": 1}, "a section",
+            "take it out (calls made on this way are seen by no policy)", id="section",
+        ),
+    ],
+)  # fmt: skip
+def test_a_remedy_is_what_to_do(
+    place: tuple[Any, ...], value: Any, got: str, remedy: str, tmp_path: Path
+) -> None:
+    """The line to write or to take out, then the reason; values in YAML's words."""
+    (problem,) = [p for p in found(tmp_path, changed(place, value)) if p.level == "fatal"]
+
+    assert (problem.got, problem.remedy) == (got, remedy)
+
+
+def test_null_is_not_nothing(tmp_path: Path) -> None:
+    """A key without a value is told apart from a key that is not there."""
+    document = changed((*INFO, "region"), None)
+    document["model_list"][1]["model_info"]["region"] = None
+
+    assert [p.got for p in found(tmp_path, document) if p.level == "fatal"] == ["nothing", "null"]
+
+
+def test_a_needed_setting_that_is_mistyped_is_recognised(tmp_path: Path) -> None:
+    """The problem stands at the line of the typing error."""
+    document = changed(("general_settings", "custom_auth_run_common_check"), True)
+    del document["general_settings"]["custom_auth_run_common_checks"]
+    (problem,) = [p for p in found(tmp_path, document) if p.level == "fatal"]
+    line = (tmp_path / "config.yaml").read_text(encoding="utf-8").splitlines()[problem.line - 1]
+
+    assert line.strip() == "custom_auth_run_common_check: true"
+    assert problem.remedy.startswith(
+        "did you mean 'custom_auth_run_common_checks' by 'custom_auth_run_common_check'? write "
+    )
+
+
+def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    """Its path once, without `..`."""
+    (problem,) = check.check_file(tmp_path / "x" / ".." / "nofile.yaml", {})
+
+    assert str(problem) == f"{tmp_path}/nofile.yaml: file not found"
+    assert str(check.check_file(Path("nofile.yaml"), {})[0]) == "nofile.yaml: file not found"
+
+
+@pytest.mark.parametrize("model", ["openai/x", "hosted_vllm/x"])
+def test_an_entry_of_a_local_server_states_a_key(model: str, tmp_path: Path) -> None:
+    """Otherwise the first OPENAI_API_KEY in the environment would go there."""
+    document = changed((*PARAMS, "model"), model)
+    del document["model_list"][0]["litellm_params"]["api_key"]
+    (warning,) = [p for p in found(tmp_path, document) if p.level == "warning"]
+
+    assert (warning.path, warning.remedy) == (
+        "model_list[0].litellm_params.api_key",
+        'state one ("none" for a local engine), or LiteLLM looks for its own',
+    )
 
 
 @pytest.mark.parametrize("name", SECTIONS)
@@ -185,18 +260,18 @@ def test_a_fallback_names_a_model(tmp_path: Path) -> None:
     ("environ", "path", "rule"),
     [
         pytest.param(
-            {"OPENAI_API_KEY": "pk-secret"}, "model_list",
-            "OPENAI_API_KEY is set and no entry names it: LiteLLM could use it on its own",
+            {"OPENAI_API_KEY": "pk-secret"}, "OPENAI_API_KEY",
+            "is set and no entry names it: LiteLLM could use it on its own",
             id="stray-key",
         ),
         pytest.param(
-            {"AWS_SECRET_ACCESS_KEY": "pk-secret"}, "model_list",
-            "AWS_SECRET_ACCESS_KEY is set and no entry names it: LiteLLM could use it on its own",
+            {"AWS_SECRET_ACCESS_KEY": "pk-secret"}, "AWS_SECRET_ACCESS_KEY",
+            "is set and no entry names it: LiteLLM could use it on its own",
             id="stray-cloud-key",
         ),
         pytest.param(
-            {"OPENAI_BASE_URL": "http://pk-secret"}, "model_list",
-            "OPENAI_BASE_URL is set and no entry names it: LiteLLM could use it on its own",
+            {"OPENAI_BASE_URL": "http://pk-secret"}, "OPENAI_BASE_URL",
+            "is set and no entry names it: LiteLLM could use it on its own",
             id="stray-destination",
         ),
         pytest.param(
@@ -253,9 +328,9 @@ def test_a_secret_in_the_file_is_not_repeated(tmp_path: Path) -> None:
 
 def test_a_problem_reads_as_place_rule_and_remedy(tmp_path: Path) -> None:
     """The form is the one compilers use, so editors can jump to it."""
-    problem = Problem("fatal", "c.yaml", 7, "a.b", "must be true", "False", "else it leaks")
+    problem = Problem("fatal", "c.yaml", 7, "a.b", "must be true", "false", "write b: true")
 
-    assert str(problem) == "c.yaml:7: a.b: must be true (got False)\n    else it leaks"
+    assert str(problem) == "c.yaml:7: a.b: must be true (got false)\n    write b: true"
 
 
 @pytest.mark.parametrize(
@@ -529,6 +604,7 @@ def test_a_part_that_nothing_acts_on_yet_is_warned_of(name: str, tmp_path: Path)
 def test_an_entry_that_litellm_could_not_resolve_is_fatal(environ: dict[str, str]) -> None:
     """Without its address LiteLLM would send a local call to OpenAI; told once for an entry."""
     keys = {"WG_OPENROUTER_API_KEY": "pk-1", "WG_ANTHROPIC_API_KEY": "pk-2"}
+    keys["LITELLM_MASTER_KEY"] = ""
     (problem,) = check.check_resolved(DEFAULT_CONFIG, {**keys, **environ})
     line = DEFAULT_CONFIG.read_text(encoding="utf-8").splitlines()[problem.line - 1]
 
@@ -547,9 +623,21 @@ def test_what_deploy_up_renders_is_resolved(tmp_path: Path) -> None:
     rendered = tmp_path / "rendered.yaml"
     rendered.write_text(settings.render(DEFAULT_CONFIG, {}).text, encoding="utf-8")
 
-    assert len(check.check_resolved(DEFAULT_CONFIG, {})) == 3
-    assert check.check_resolved(rendered, {}) == []
+    environ = {"LITELLM_MASTER_KEY": "sk-0123456789abcdef"}
+    assert len(check.check_resolved(DEFAULT_CONFIG, environ)) == 3
+    assert check.check_resolved(rendered, environ) == []
     assert check.check_resolved(tmp_path / "none.yaml", {}) == []
+
+
+def test_a_master_key_that_is_not_set_is_fatal_at_boot(tmp_path: Path) -> None:
+    """LiteLLM itself would advise to allow a weak one."""
+    rendered = tmp_path / "rendered.yaml"
+    rendered.write_text(settings.render(DEFAULT_CONFIG, {}).text, encoding="utf-8")
+    (problem,) = check.check_resolved(rendered, {})
+
+    assert (problem.level, problem.path) == ("fatal", "general_settings.master_key")
+    assert problem.rule == "LITELLM_MASTER_KEY is not set"
+    assert problem.remedy == 'export LITELLM_MASTER_KEY="sk-$(openssl rand -hex 32)"'
 
 
 def test_the_doors_are_named_once() -> None:

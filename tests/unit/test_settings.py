@@ -179,6 +179,15 @@ def test_an_entry_without_its_key_is_left_out(tmp_path: Path) -> None:
     assert yaml.safe_load(without.text)["router_settings"] == {"fallbacks": [], "num_retries": 1}
     assert whole.left_out == ()
     assert yaml.safe_load(whole.text) == yaml.safe_load(text)
+    assert (without.engines, whole.engines) == ((), (("chat", "http://127.0.0.1:1"),))
+
+
+def test_an_engines_address_may_be_a_variable(tmp_path: Path) -> None:
+    """It is looked up, as LiteLLM looks up the entry's own."""
+    path = written(tmp_path, ENTRY.replace('"http://127.0.0.1:1"', "os.environ/WG_URL"))
+    rendered = settings.render(path, {"WG_KEY": "pk", "WG_URL": "http://gpu-1:8000/v1"})
+
+    assert rendered.engines == (("chat", "http://gpu-1:8000/v1"),)
 
 
 def test_an_entry_of_the_demo_is_added(tmp_path: Path) -> None:
