@@ -21,6 +21,7 @@ import httpx
 import openai
 import pytest
 
+from plugins.config import provider_variables
 from plugins.ledger import grants, keys, migrate, tenants
 from plugins.ledger.database import connect_engine, transaction
 from plugins.policy.identity import digest
@@ -231,7 +232,11 @@ class Run:
         self.port = free_port()
         self.told = folder / "stderr"
         self.printed = folder / "stdout"
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(STEERING)}
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(STEERING) and name not in provider_variables.NAMES
+        }
         with self.told.open("wb") as told, self.printed.open("wb") as printed:
             self.process = subprocess.Popen(
                 [

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from plugins.config import provider_variables
 from plugins.setup import launcher, local_engines
 from plugins.setup.data_folder import CannotStart, Lock
 from plugins.setup.launcher import Options
@@ -41,7 +42,11 @@ class Attempt:
         return result.stderr.splitlines()[-1]
 
     def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(STEERING)}
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(STEERING) and name not in provider_variables.NAMES
+        }
         ports = ("--port", str(self.port), "--metrics-port", str(self.metrics_port))
         return subprocess.run(
             [sys.executable, "-m", "plugins.setup.launcher", *ports, *arguments],

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from plugins.config import settings
+from plugins.config import provider_variables, settings
 from plugins.setup import proxy_process
 from plugins.setup.data_folder import prepare, write_private
 from tests.proxy.harness import Proxy
@@ -31,7 +31,11 @@ def eventually(holds: Callable[[], bool], limit: float = EVENTUALLY) -> None:
 
 def clean_environment() -> dict[str, str]:
     """Return the environment of the tests without what would steer a proxy."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_STEERING)}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_STEERING) and name not in provider_variables.NAMES
+    }
     return {**kept, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 
 
