@@ -69,7 +69,8 @@ class Answer:
             for name, value in answer_headers(self._entry).items()
         )
         message = {**message, "headers": headers}
-        if any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in headers):
+        kinds = [v.strip().lower() for n, v in headers if n == b"content-type"]
+        if any(kind.startswith(b"text/event-stream") for kind in kinds):
             self._events = Events()
             await self._send(message)
         else:
@@ -77,7 +78,7 @@ class Answer:
 
     async def _release(self, message: Message) -> None:
         """Pass on a plain answer, unless it reports a provider's error under status 200."""
-        start, self._held = self._held, None
+        start = self._held
         assert start is not None  # noqa: S101 -- only called while one is held
         body = message["body"]
         if b'"error"' in body or self._route.path == "/v1/responses":
@@ -86,9 +87,14 @@ class Answer:
                 self._failed = True
                 return
             if self._route.path == "/v1/responses" and isinstance(document, dict):
-                body = orjson.dumps(self._public(document))
+                try:
+                    body = orjson.dumps(self._public(document))
+                except TypeError:  # nested deeper than can be written again
+                    self._failed = True
+                    return
         length = (b"content-length", str(len(body)).encode("ascii"))
         kept = [(name, value) for name, value in start["headers"] if name != b"content-length"]
+        self._held = None
         await self._send({**start, "headers": [*kept, length]})
         await self._send({**message, "body": body})
 
@@ -158,7 +164,11 @@ class Answer:
         if begun and not self._done:
             if crashed and self._events is None:
                 raise ConnectionAbortedError("LiteLLM failed in the middle of an answer")
-            last = self._error_event() if crashed else b""
+            last = b""
+            if crashed:
+                last = self._error_event()
+            elif self._events is not None:
+                last = b"".join(self._event(event) for event in self._events.rest())
             await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
     def _count(self, code: str) -> None:

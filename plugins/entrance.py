@@ -196,7 +196,9 @@ class Entrance:
                 "invalid_request_error", "Send the body uncompressed.", param="content-encoding"
             )
         announced = headers.get("content-length", "")
-        if announced.isdecimal() and int(announced) > self._limits.max_body_bytes:
+        if announced.isdecimal() and (
+            len(announced) > 18 or int(announced) > self._limits.max_body_bytes
+        ):
             return self._too_large()
         try:
             async with asyncio.timeout(_READ_LIMIT):

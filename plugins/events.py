@@ -9,7 +9,7 @@ import orjson
 
 _END = re.compile(rb"\r?\n\r?\n")
 #: An event that has not ended after so many bytes is passed on as it is.
-_TAIL_BYTES = 1_000_000
+_TAIL_BYTES = 32_000_000
 _FAILURES = frozenset({"error", "response.failed"})
 
 
@@ -21,25 +21,23 @@ class Events:
     """
 
     def __init__(self) -> None:
-        self._tail = b""
+        self._tail = bytearray()
 
     def feed(self, piece: bytes) -> list[bytes]:
         """Return the events that are complete with *piece*, each with its end."""
-        data = self._tail + piece
+        looked_at = max(0, len(self._tail) - 3)  # an end may begin in what came before
+        self._tail += piece
         events = []
         start = 0
-        for end in _END.finditer(data):
-            events.append(data[start : end.end()])
+        for end in _END.finditer(self._tail, looked_at):
+            events.append(bytes(self._tail[start : end.end()]))
             start = end.end()
-        self._tail = data[start:]
-        if len(self._tail) > _TAIL_BYTES:
-            events.append(self._tail)
-            self._tail = b""
-        return events
+        del self._tail[:start]
+        return events + self.rest() if len(self._tail) > _TAIL_BYTES else events
 
     def rest(self) -> list[bytes]:
         """Return what stands after the last end, when the stream is over."""
-        rest, self._tail = self._tail, b""
+        rest, self._tail = bytes(self._tail), bytearray()
         return [rest] if rest else []
 
 

@@ -159,6 +159,9 @@ def _for_litellm(route: Route, admitted: Admitted, scope: Scope) -> Scope:
     inner["path"] = route.path
     inner["raw_path"] = route.path.encode("ascii")
     if admitted.body:
+        # LiteLLM chooses how to read a body by words in its type; ours is always JSON.
+        inner["headers"] = [(n, v) for n, v in inner["headers"] if n != b"content-type"]
+        inner["headers"].append((b"content-type", b"application/json"))
         inner["headers"].append((b"content-length", str(len(admitted.body)).encode("ascii")))
     return inner
 

@@ -21,7 +21,9 @@ MAX_DEPTH = 100
 MAX_VALUES = 100_000
 _METADATA_MAX = 16
 _TASK_MAX_LENGTH = 256
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_ECHO = "provider_specific_fields"
+#: Possessive, and the end optional: an unfinished string must not be looked at twice.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,8 @@ def read_call(
         task_id=work["task-id"],
     )
     cleaned = {name: value for name, value in body.items() if name != "metadata"}
+    if "messages" in cleaned:
+        cleaned["messages"] = [_own_words(message) for message in cleaned["messages"]]
     if "store" in (route.fields or {}):
         # Left out, it would mean that the provider keeps the answer.
         cleaned["store"] = False
@@ -155,6 +159,29 @@ def _named_work(
             )
         work[name] = value
     return work
+
+
+def _own_words(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message without what LiteLLM put into an answer that is now echoed.
+
+    LiteLLM would take it for a provider's blocks and unpack it into the next call.
+    """
+    kept = {name: value for name, value in message.items() if name != _ECHO}
+    calls = kept.get("tool_calls")
+    if isinstance(calls, list):
+        kept["tool_calls"] = [
+            {name: _without_echo(value) for name, value in call.items() if name != _ECHO}
+            if isinstance(call, dict)
+            else call
+            for call in calls
+        ]
+    return kept
+
+
+def _without_echo(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: item for name, item in value.items() if name != _ECHO}
+    return value
 
 
 def too_many_values(body: bytes) -> Refusal | None:

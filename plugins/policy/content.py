@@ -31,6 +31,7 @@ class Holds(Enum):
     BASE64 = auto()  # no address has no colon
     PARTS = auto()  # text, or a list of parts
     SCHEMA = auto()  # a JSON schema
+    THOUGHTS = auto()  # a list of thinking parts
 
 
 OWN, TEXT, LINK = Holds.OWN, Holds.TEXT, Holds.LINK
@@ -62,7 +63,7 @@ _ANTHROPIC_PARTS: dict[str, Shape] = {
         "source": TEXT,
         **_own("title", "citations", "cache_control"),
     },
-    "tool_use": _own("id", "name", "input", "cache_control"),
+    "tool_use": _own("id", "name", "input", "cache_control", "caller", "toolset_name"),
     "tool_result": {"content": PARTS, **_own("tool_use_id", "is_error", "cache_control")},
     **_THINKING,
 }
@@ -94,16 +95,20 @@ _CHAT_MESSAGE: Shape = {
     "role": TEXT,
     "content": PARTS,
     **_own("name", "tool_calls", "tool_call_id", "function_call", "refusal", "annotations"),
-    **_own("reasoning", "reasoning_content", "thinking_blocks", "provider_specific_fields"),
+    "thinking_blocks": Holds.THOUGHTS,
+    **_own("reasoning", "reasoning_content", "provider_specific_fields"),
     **_own("cache_control", "prefix"),
 }
 _ITEM_STATE = _own("id", "status", "phase")
 #: Items of a `/v1/responses` input. References to stored items are not among them.
 _ITEMS: dict[str, Shape] = {
     "message": {"role": TEXT, "content": PARTS, **_ITEM_STATE},
-    "function_call": {**_own("call_id", "name", "arguments", "namespace"), **_ITEM_STATE},
+    "function_call": {
+        **_own("call_id", "name", "arguments", "namespace", "caller", "async"),
+        **_ITEM_STATE,
+    },
     "function_call_output": {"call_id": OWN, "output": PARTS, **_ITEM_STATE},
-    "custom_tool_call": {**_own("call_id", "name", "input"), **_ITEM_STATE},
+    "custom_tool_call": {**_own("call_id", "name", "input", "namespace"), **_ITEM_STATE},
     "custom_tool_call_output": {"call_id": OWN, "output": PARTS, **_ITEM_STATE},
     "reasoning": {**_own("summary", "content", "encrypted_content"), **_ITEM_STATE},
 }
@@ -116,13 +121,13 @@ _CHAT_TOOLS: dict[str, Shape] = {
     "custom": {"custom": _own("name", "description", "format"), "cache_control": OWN},
 }
 _RESPONSE_TOOLS: dict[str, Shape] = {
-    "function": _FUNCTION,
+    "function": {**_FUNCTION, "output_schema": SCHEMA, "defer_loading": OWN},
     "custom": _own("name", "description", "format"),
 }
 _ANTHROPIC_TOOL: Shape = {
     "input_schema": SCHEMA,
     **_own("name", "description", "strict", "cache_control", "input_examples"),
-    **_own("eager_input_streaming", "max_characters"),
+    **_own("eager_input_streaming", "max_characters", "defer_loading", "allowed_callers"),
     **_own("display_width_px", "display_height_px", "display_number", "enable_zoom"),
 }
 #: Anthropic's tools that the caller runs; the rest of the name is a date.
@@ -167,6 +172,7 @@ def _formats(look: _Look, body: Mapping[str, Any]) -> Iterator[Refusal | None]:
     if isinstance(wanted, dict):
         yield look.value("response_format", wanted.get("json_schema"), SCHEMA)
         yield look.value("response_format", wanted.get("schema"), SCHEMA)
+        yield look.value("response_format", wanted.get("response_schema"), SCHEMA)
     for field in ("text", "output_config"):
         asked = body.get(field)
         if isinstance(asked, dict) and isinstance(asked.get("format"), dict):
@@ -179,7 +185,8 @@ def _item(look: _Look, place: str, item: Mapping[str, Any]) -> Refusal | None:
     if shape is None:
         return not_allowed(f"{place}.type", _INLINE)
     needed = _BRINGS.get(str(kind))
-    if needed is not None and item.get(needed) is None:
+    stored = kind == "message" or item.get("id") is not None
+    if needed is not None and stored and item.get(needed) is None:
         return not_allowed(f"{place}.id", _INLINE)
     return look.shape(place, item, {**shape, "type": OWN})
 
@@ -188,6 +195,8 @@ def _tool(look: _Look, route: Route, place: str, tool: Mapping[str, Any]) -> Ref
     kind = tool.get("type")
     shape: Shape | None = None
     if route.dialect is Dialect.ANTHROPIC:
+        if tool.get("name") == "web_search":  # some bridges make a search of their own of it
+            return not_allowed(f"{place}.name", _OWN_TOOLS_ONLY)
         if kind in (None, "custom") or str(kind).startswith(_ANTHROPIC_FAMILIES):
             shape = _ANTHROPIC_TOOL
     elif isinstance(kind, str):
@@ -215,7 +224,7 @@ class _Look:
     def shape(self, place: str, found: Mapping[str, Any], shape: Shape) -> Refusal | None:
         for name, value in found.items():
             holds = shape.get(name)
-            if value is None:
+            if value is None or (holds is None and value == []):
                 continue
             if holds is None:
                 return not_allowed(f"{place}.{name}")
@@ -238,7 +247,9 @@ class _Look:
                 return self._source(place, value, holds)
             return self.shape(place, value, holds)
         if holds is PARTS:
-            return self._part_list(place, value)
+            return self._part_list(place, value, self._parts)
+        if holds is Holds.THOUGHTS:
+            return self._part_list(place, value, _THINKING)
         if holds is SCHEMA:
             return check_schema(place, value)
         if not isinstance(value, str):
@@ -254,7 +265,7 @@ class _Look:
             shape = {**shape, "data": TEXT}
         return self.shape(place, source, shape)
 
-    def _part_list(self, place: str, value: Any) -> Refusal | None:
+    def _part_list(self, place: str, value: Any, parts: Mapping[str, Shape]) -> Refusal | None:
         if isinstance(value, str):
             return None
         if not isinstance(value, list):
@@ -264,7 +275,7 @@ class _Look:
             kind = part.get("type") if isinstance(part, dict) else None
             if not isinstance(kind, str):
                 return malformed(f"'{here}' must be a part with a type.")
-            shape = self._parts.get(kind)
+            shape = parts.get(kind)
             if shape is None:
                 return not_allowed(f"{here}.type", "there is no such part here")
             if "text" in shape and not isinstance(part.get("text"), str):
@@ -279,16 +290,50 @@ def check_schema(place: str, schema: Any) -> Refusal | None:
     """Refuse a schema that points outside itself, in circles, or to more than it may come to."""
     if not isinstance(schema, dict):
         return malformed(f"'{place}' must be an object.")
-    sizes: dict[int, int] = {}
     try:
-        size = _expanded(schema, _definitions(schema), sizes, ())
+        _Expansion(schema).follow(schema, frozenset())
     except ValueError as error:
         return not_allowed(place, str(error))
     except RecursionError:
         return not_allowed(place, "its references lead too deep")
-    if size > SCHEMA_MAX_VALUES:
-        return not_allowed(place, f"the schema comes to more than {SCHEMA_MAX_VALUES} values")
     return None
+
+
+class _Expansion:
+    """Walks a schema with every reference put in place, and stops when that is too much."""
+
+    def __init__(self, schema: Any) -> None:
+        self._definitions = _definitions(schema)
+        self._values = 0
+
+    def follow(self, value: Any, inside: frozenset[str]) -> None:
+        """Count *value* and all it comes to.
+
+        Args:
+            inside: The definitions on the way here; one that holds itself, as trees do, is
+                followed once.
+        """
+        self._values += 1
+        if self._values > SCHEMA_MAX_VALUES:
+            raise ValueError(f"the schema comes to more than {SCHEMA_MAX_VALUES} values")
+        if isinstance(value, dict):
+            self._reference(value.get("$ref"), inside)
+        members: Iterable[Any] = ()
+        if isinstance(value, dict):
+            members = value.values()
+        elif isinstance(value, list):
+            members = value
+        for member in members:
+            self.follow(member, inside)
+
+    def _reference(self, reference: Any, inside: frozenset[str]) -> None:
+        if reference is None:
+            return
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            raise ValueError("a schema may refer only to parts of itself")
+        name = reference.rpartition("/")[2]
+        if name in self._definitions and name not in inside:
+            self.follow(self._definitions[name], inside | {name})
 
 
 def _definitions(value: Any) -> dict[str, Any]:
@@ -298,34 +343,12 @@ def _definitions(value: Any) -> dict[str, Any]:
     while waiting:
         item = waiting.pop()
         if isinstance(item, dict):
-            for name in ("$defs", "definitions"):
-                if isinstance(item.get(name), dict):
-                    found.update(item[name])
+            for place in ("$defs", "definitions"):
+                named = item.get(place)
+                for name, definition in named.items() if isinstance(named, dict) else ():
+                    if found.setdefault(name, definition) != definition:
+                        raise ValueError("two definitions of one name")
             waiting.extend(item.values())
         elif isinstance(item, list):
             waiting.extend(item)
     return found
-
-
-def _expanded(
-    value: Any, definitions: Mapping[str, Any], sizes: dict[int, int], inside: tuple[int, ...]
-) -> int:
-    """Return how many values *value* comes to when each reference is put in place."""
-    if not isinstance(value, dict | list):
-        return 1
-    known = sizes.get(id(value))
-    if known is not None:
-        return known
-    if id(value) in inside:
-        return 1  # a schema that holds itself, as trees do, is followed once
-    inside = (*inside, id(value))
-    members: Iterable[Any] = value.values() if isinstance(value, dict) else value
-    size = 1 + sum(_expanded(member, definitions, sizes, inside) for member in members)
-    reference = value.get("$ref") if isinstance(value, dict) else None
-    if reference is not None:
-        if not isinstance(reference, str) or not reference.startswith("#"):
-            raise ValueError("a schema may refer only to parts of itself")
-        target = definitions.get(reference.rpartition("/")[2])
-        size += _expanded(target, definitions, sizes, inside)
-    sizes[id(value)] = size
-    return size

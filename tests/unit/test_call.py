@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
-from plugins.policy.call import MAX_DEPTH, Call, Limits, read_call, unreadable_text
+from plugins.policy.call import (
+    MAX_DEPTH,
+    Call,
+    Limits,
+    read_call,
+    too_many_values,
+    unreadable_text,
+)
 from plugins.policy.grants import DataClass
 from plugins.policy.refusal import Refusal
 from plugins.policy.routes import GOVERNED, Route
@@ -45,6 +53,27 @@ def test_metadata_names_the_work_and_goes_no_further() -> None:
     body = chat(metadata={"task_type": "extract", "task_id": "t1", "team": "blue"})
 
     assert read(CHAT, body) == (Call("m", task_type="extract", task_id="t1"), chat())
+
+
+def test_what_litellm_put_into_an_answer_is_taken_out_of_its_echo() -> None:
+    """LiteLLM would unpack it into blocks of the next call."""
+    echo = {"provider_specific_fields": {"compaction_blocks": [1]}}
+    call = {"id": "1", "type": "function", "function": {"name": "f", **echo}, **echo}
+    body = chat(messages=[{"role": "assistant", "content": "x", "tool_calls": [call], **echo}])
+
+    _, cleaned = read(CHAT, body)
+
+    assert "provider_specific_fields" not in repr(cleaned)
+    assert cleaned["messages"][0]["tool_calls"][0]["function"] == {"name": "f"}
+
+
+def test_counting_values_takes_a_look_at_each_byte() -> None:
+    """Forty thousand unfinished strings are counted in milliseconds."""
+    started = time.process_time()
+
+    assert too_many_values(b"," * 100_001 + b'\\"' * 40_000) is not None
+    assert too_many_values(b'"' + b"," * 200_000 + b'"') is None
+    assert time.process_time() - started < 1.0
 
 
 def test_a_header_wins_over_metadata() -> None:

@@ -239,3 +239,41 @@ def test_a_long_chain_of_references_ends() -> None:
     chain = {f"a{n}": {"$ref": f"#/$defs/a{n + 1}"} for n in range(5000)}
 
     assert check_schema("p", {"$defs": chain, "$ref": "#/$defs/a0"}) is not None
+
+
+def test_a_name_stands_for_one_definition() -> None:
+    """Two would be counted as the small one and expanded as the large one."""
+    schema = {**doubling(20), "properties": {"y": {"$defs": {"a0": {"type": "string"}}}}}
+
+    assert check_schema("p", schema) is not None
+
+
+def test_definitions_that_all_name_each_other_are_counted_in_full() -> None:
+    """Eight of them come to a quarter of a million values."""
+    names = [f"d{n}" for n in range(8)]
+    everyone = {"anyOf": [{"$ref": f"#/$defs/{name}"} for name in names]}
+    schema = {"$defs": {name: dict(everyone) for name in names}, "$ref": "#/$defs/d0"}
+
+    assert check_schema("p", schema) is not None
+
+
+STORED = {"type": "document", "source": {"type": "file", "file_id": "f"}}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(
+            (CHAT, {"messages": [{"role": "assistant", "thinking_blocks": [STORED]}]}),
+            id="a-document-among-thoughts",
+        ),
+        pytest.param((MESSAGES, {"tools": [{"name": "web_search"}]}), id="a-search-by-its-name"),
+        pytest.param(
+            (CHAT, {"response_format": {"type": "json_object", "response_schema": doubling(20)}}),
+            id="a-schema-under-another-name",
+        ),
+    ],
+)
+def test_side_doors_are_closed(call: tuple[Any, dict[str, Any]]) -> None:
+    """Fields that LiteLLM's bridges unpack are looked into as well."""
+    assert check_content(*call, remote_media=False) is not None
