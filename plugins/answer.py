@@ -81,6 +81,9 @@ class Answer:
         start = self._held
         assert start is not None  # noqa: S101 -- only called while one is held
         body = message["body"]
+        if body.lstrip()[:1] != b"{":  # every governed path answers with one JSON object
+            self._failed = True
+            return
         if b'"error"' in body or self._route.path == "/v1/responses":
             document = _parsed(body)
             if is_failure(document):
@@ -109,12 +112,12 @@ class Answer:
 
     def _public_event(self, event: bytes) -> bytes:
         """Do the same for an event of `/v1/responses` that carries the whole response."""
-        head, found, data = event.partition(b"data: ")
+        head, found, data = event.partition(b"data:")
         document = _parsed(data) if found else None
         if not isinstance(document, dict) or not isinstance(document.get("response"), dict):
             return event
         document["response"] = self._public(document["response"])
-        return head + found + orjson.dumps(document) + b"\n\n"
+        return head + b"data: " + orjson.dumps(document) + b"\n\n"
 
     def _in_our_words(self, piece: bytes) -> bytes:
         """Replace each event that tells of a failure; leave the others as they are."""

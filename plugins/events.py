@@ -63,12 +63,16 @@ def tells_of_failure(event: bytes) -> bool:
 
 def is_failure(document: Any) -> bool:
     """Return whether an answer, or the data of an event, reports an error in its place."""
+    if isinstance(document, list):
+        return any(is_failure(item) for item in document)
     if not isinstance(document, dict):
         return False
     response = document.get("response")
+    choices = document.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else None
     return (
         bool(document.get("error"))
         or document.get("type") in ("error", "response.failed")
         or document.get("object") == "error"
-        or (isinstance(response, dict) and bool(response.get("error")))
+        or any(isinstance(part, dict) and bool(part.get("error")) for part in (response, first))
     )

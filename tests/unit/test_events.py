@@ -62,6 +62,8 @@ def test_an_event_in_many_pieces_costs_its_length_once() -> None:
         pytest.param(b"id: 3\nevent: error\ndata: {}", True, id="anthropic-with-an-id"),
         pytest.param(b': note\ndata: {"error":"x"}', True, id="after-a-comment"),
         pytest.param(b'data: {"object":"error"}', True, id="vllm"),
+        pytest.param(b'data: [{"error":{"message":"x"}}]', True, id="in-a-list"),
+        pytest.param(b'data: {"choices":[{"error":{"message":"x"}}]}', True, id="in-a-choice"),
         pytest.param(b"event: response.failed\ndata: {}", True, id="responses"),
         pytest.param(b'data: {"type":"response.failed"}', True, id="responses-by-type"),
         pytest.param(b'data: {"error": null, "choices": []}', False, id="no-error"),

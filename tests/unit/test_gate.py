@@ -435,6 +435,19 @@ def test_an_error_under_status_200_is_told_in_our_words() -> None:
     assert "pk-1" not in response.text
 
 
+def test_an_answer_that_is_no_document_is_not_passed_on() -> None:
+    """A page of a proxy in between is nobody's answer."""
+
+    def answer(entry: inflight.InFlight) -> list[dict[str, Any]]:
+        entry.attempts[0, 0, "d1"] = DEPLOYMENT
+        return [start(200, (b"content-type", b"text/html")), body(b"<html>pk-1</html>")]
+
+    response = World(answer).ask()
+
+    assert error(response) == (502, "upstream_error")
+    assert "pk-1" not in response.text
+
+
 def test_a_response_names_the_public_model_and_no_price() -> None:
     """What the operator calls a model, and pays for it, stays inside."""
 
