@@ -55,7 +55,7 @@ class Call:
 def read_call(
     route: Route, headers: Mapping[str, str], body: Any, limits: Limits
 ) -> tuple[Call, dict[str, Any]] | Refusal:
-    """Return the call and the body to send on: the caller's, without its `metadata`.
+    """Return the call and the body to send on.
 
     Args:
         headers: Names in lower case.
@@ -86,13 +86,18 @@ def read_call(
         task_type=work["task-type"],
         task_id=work["task-id"],
     )
+    return call, _to_send_on(route, body)
+
+
+def _to_send_on(route: Route, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the body as it goes further: the caller's, less what is ours to keep or decide."""
     cleaned = {name: value for name, value in body.items() if name != "metadata"}
     if "messages" in cleaned:
         cleaned["messages"] = [_own_words(message) for message in cleaned["messages"]]
     if "store" in (route.fields or {}):
         # Left out, it would mean that the provider keeps the answer.
         cleaned["store"] = False
-    return call, cleaned
+    return cleaned
 
 
 def _caps(route: Route) -> tuple[str, ...]:

@@ -18,8 +18,6 @@ PROVIDER_KEYS = {
 #: model -> its configured fallbacks; each leads from the EU to the US.
 FALLBACKS = {"cloud-eu": ["cloud-us"], "claude-eu": ["claude-us"]}
 PER_MILLION = 1e-6
-#: Seconds LiteLLM rests a failing deployment: enough to be seen, little to be waited for.
-COOLDOWN = 0.3
 
 
 class Providers:
@@ -102,7 +100,7 @@ def model_list(providers: Providers) -> list[dict[str, Any]]:
         _entry(a, "chat", "chat-eu-1", region="eu"),
         _entry(a, "chat", "chat-eu-2", region="eu"),
         _entry(b, "chat", "chat-us", region="us"),
-        # For one test each: LiteLLM rests a deployment for as long as its provider asks.
+        # A deployment in each region, for tests of their own.
         _entry(a, "trio", "trio-eu-1", region="eu"),
         _entry(a, "trio", "trio-eu-2", region="eu"),
         _entry(b, "trio", "trio-us", region="us"),
@@ -122,7 +120,6 @@ def write_config(shipped: Path, target: Path, providers: Providers) -> Path:
     document["model_list"] = model_list(providers)
     router = {
         "num_retries": 1,
-        "cooldown_time": COOLDOWN,
         "fallbacks": [{model: targets} for model, targets in FALLBACKS.items()],
     }
     document["router_settings"] = {**document.get("router_settings", {}), **router}
