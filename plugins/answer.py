@@ -43,14 +43,17 @@ class Answer:
         elif message["type"] == "http.response.body" and not self._failed:
             self._done = not message.get("more_body", False)
             if self._events is not None:
-                message = {**message, "body": self._in_our_words(message.get("body", b""))}
+                message = {
+                    **message,
+                    "body": self._in_our_words(self._events, message.get("body", b"")),
+                }
             elif self._held is not None:
                 body = self._held_body + message.get("body", b"")
                 if not self._done:
                     self._held_body = body
                     return
                 message = {**message, "body": body}
-                await self._release(message)
+                await self._release(self._held, message)
                 return
             await self._send(message)
 
@@ -76,10 +79,8 @@ class Answer:
         else:
             self._held = message  # until the body shows whether it is an answer
 
-    async def _release(self, message: Message) -> None:
+    async def _release(self, start: Message, message: Message) -> None:
         """Pass on a plain answer, unless it reports a provider's error under status 200."""
-        start = self._held
-        assert start is not None  # noqa: S101 -- only called while one is held
         body = message["body"]
         if body.lstrip()[:1] != b"{":  # every governed path answers with one JSON object
             self._failed = True
@@ -119,12 +120,11 @@ class Answer:
         document["response"] = self._public(document["response"])
         return head + b"data: " + orjson.dumps(document) + b"\n\n"
 
-    def _in_our_words(self, piece: bytes) -> bytes:
+    def _in_our_words(self, stream: Events, piece: bytes) -> bytes:
         """Replace each event that tells of a failure; leave the others as they are."""
-        assert self._events is not None  # noqa: S101 -- only called for a stream
-        events = self._events.feed(piece)
+        events = stream.feed(piece)
         if self._done:
-            events += self._events.rest()
+            events += stream.rest()
         return b"".join(self._event(event) for event in events)
 
     def _event(self, event: bytes) -> bytes:
