@@ -9,6 +9,7 @@ import orjson
 
 from plugins.events import Events, is_failure, tells_of_failure
 from plugins.inflight import InFlight
+from plugins.policy.money import plain
 from plugins.policy.refusal import Refusal, gateway_error
 from plugins.policy.routes import Dialect, Route
 from plugins.telemetry import metrics
@@ -36,6 +37,11 @@ class Answer:
         self._held: Message | None = None
         self._held_body = b""
         self._done = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether the client has been sent anything."""
+        return self._status is not None and not self._failed and self._held is None
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -155,7 +161,7 @@ class Answer:
     async def finish(self, crashed: bool) -> None:
         """Complete the answer and count it; break it off when LiteLLM crashed in its middle."""
         # A plain answer begins with its body: one that never came was never begun.
-        begun = self._status is not None and not self._failed and self._held is None
+        begun = self.begun
         if not begun:
             refusal = self._refusal()
             headers = answer_headers(self._entry)
@@ -190,8 +196,10 @@ def answer_headers(entry: InFlight) -> dict[str, str]:
     headers |= {
         "x-wg-route": "by-name",
         "x-wg-attempts": str(len(entry.attempts)),
-        "x-wg-adjusted": "none",
+        "x-wg-adjusted": entry.account.adjusted,
     }
+    for unit, left in entry.account.left.items():
+        headers[f"x-wg-budget-remaining-{unit}"] = plain(left)
     if served is not None:
         headers |= {
             "x-wg-model": ascii_only(served.model),
@@ -222,6 +230,8 @@ async def send_refusal(
     extra = dict(headers)
     if refusal.retry_after is not None:
         extra["retry-after"] = str(refusal.retry_after)
+    if refusal.final:
+        extra["x-should-retry"] = "false"
     await send_json(send, refusal.status, error_body(dialect, refusal), extra)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from urllib.parse import parse_qsl
@@ -14,9 +15,12 @@ from uuid import uuid4
 import orjson
 
 from plugins import tokens
+from plugins.account import Account
+from plugins.books import Books
 from plugins.inflight import InFlight
 from plugins.keeper import Keeper
 from plugins.policy.call import MAX_DEPTH, Call, Limits, read_call, too_many_values, unreadable_text
+from plugins.policy.grants import Deployment
 from plugins.policy.identity import Key
 from plugins.policy.plan import Catalog, Plan, make_plan
 from plugins.policy.refusal import (
@@ -119,8 +123,10 @@ class Entrance:
         *,
         now: Callable[[], datetime],
         sound: Callable[[], bool],
+        books: Books,
     ) -> None:
         """Take what decides; *sound* says whether the boot check has passed."""
+        self._books = books
         self._keeper = keeper
         self._catalog = catalog
         self._limits = limits
@@ -165,7 +171,35 @@ class Entrance:
         plan = await self._plan(call, key, cleaned, len(body))
         if isinstance(plan, Refusal):
             return plan
-        return Admitted(InFlight(key, call, plan, note.id), orjson.dumps(cleaned))
+        entry = InFlight(key, call, plan, note.id, account=Account(cleaned))
+        problem = await self._set_aside(entry, call, plan)
+        if problem is not None:
+            return problem
+        return Admitted(entry, orjson.dumps(cleaned))
+
+    async def _set_aside(self, entry: InFlight, call: Call, plan: Plan) -> Refusal | None:
+        """Hold what the first attempt may use, at the first deployment where it fits.
+
+        Before LiteLLM is asked: a call that is over its budget costs no more than the question.
+        """
+        first: Refusal | None = None
+        for position, model in enumerate(plan.models):
+            for deployment in self._members(model, plan):
+                held = await self._books.hold(entry.id, entry.key, call, entry.account, deployment)
+                if not isinstance(held, Refusal):
+                    entry.account.prepared = held
+                    entry.account.downgraded = position > 0
+                    entry.plan = replace(plan, models=plan.models[position:])
+                    return None
+                first = first or held
+            if first is not None and not first.go_on:
+                break
+        return first
+
+    def _members(self, model: str, plan: Plan) -> list[Deployment]:
+        """Return the planned deployments of a model in random order, to spread the load."""
+        members = [d for d in self._catalog.groups[model] if d.id in plan.deployments]
+        return random.sample(members, len(members))
 
     def _identify(self, headers: Mapping[str, str]) -> Key | Refusal:
         if not self._sound():
@@ -242,6 +276,18 @@ class Entrance:
             return plan
         prompt_tokens = await asyncio.to_thread(tokens.at_least, body)
         return make_plan(call, key.tenant.grants, self._catalog, prompt_tokens)
+
+    def close(self, entry: InFlight, *, client_left: bool) -> None:
+        """Settle what no hook has settled by the time the answer is over."""
+        account = entry.account
+        if account.prepared is not None:
+            self._books.void_soon(account.prepared)
+        for attempt in account.attempts.values():
+            status = "cancelled" if client_left else "failed"
+            if attempt.meter.pieces:
+                status = "partial"
+            code = "client_left" if client_left else "upstream_error"
+            self._books.settle_soon(account, attempt, status, code)
 
     async def drain(self, incoming: Incoming, note: Note) -> None:
         """Let a refused client finish sending, within bounds; a stranger gets less of them."""

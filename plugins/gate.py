@@ -7,6 +7,7 @@ our headers and every failure our words. LiteLLM never sees a request that is re
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -94,16 +95,20 @@ class Gate:
         answer = Answer(route, entry, send)
         inflight.enter(entry)
         crashed = False
+        client = Client(receive, admitted.body)
         try:
-            await self._app(
-                _for_litellm(route, admitted, scope), _replay(admitted.body, receive), answer.send
-            )
+            inner = self._app(_for_litellm(route, admitted, scope), client.receive, answer.send)
+            if entry.call is not None and entry.call.stream:
+                await client.serve_while_there(inner, answer)
+            else:
+                await inner
         except Exception as error:
             # LiteLLM's own text is not for the caller, and may hold the prompt.
             logs.fault(log, "LiteLLM", error)
             crashed = True
         finally:
             inflight.leave(entry)
+            self._entrance.close(entry, client_left=client.left)
         await answer.finish(crashed)
 
     async def _refuse(
@@ -175,11 +180,47 @@ def _without_secrets(scope: Scope, allowed: frozenset[str]) -> Scope:
     }
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """Give LiteLLM the body that was read and checked, then the client's own messages."""
-    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+class Client:
+    """Gives LiteLLM the body that was read and checked, then the client's own messages.
 
-    async def next_message() -> Message:
-        return waiting.pop() if waiting else await receive()
+    Attributes:
+        left: Whether the client has gone away.
+    """
 
-    return next_message
+    def __init__(self, receive: Receive, body: bytes) -> None:
+        self._waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        self._receive = receive
+        self._next: asyncio.Task[Message] | None = None
+        self.left = False
+
+    async def receive(self) -> Message:
+        if self._waiting:
+            return self._waiting.pop()
+        if self._next is None:
+            self._next = asyncio.ensure_future(self._listen())
+        return await asyncio.shield(self._next)
+
+    async def _listen(self) -> Message:
+        message = await self._receive()
+        self.left = message["type"] == "http.disconnect"
+        return message
+
+    async def serve_while_there(self, inner: Awaitable[None], answer: Answer) -> None:
+        """Run LiteLLM's side of a stream, and end it when the client goes before it begins.
+
+        LiteLLM listens for that only once it streams; until then a provider that is slow
+        with its first byte would be waited for, and paid, for nobody.
+        """
+        if self._next is None:
+            self._next = asyncio.ensure_future(self._listen())
+        serving = asyncio.ensure_future(inner)
+        try:
+            await asyncio.wait({serving, self._next}, return_when=asyncio.FIRST_COMPLETED)
+            if not serving.done() and not answer.begun:
+                serving.cancel()
+                await asyncio.wait({serving})
+                return
+            await serving
+        finally:
+            for task in (serving, self._next):
+                task.cancel()

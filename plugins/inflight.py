@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+from plugins.account import Account
 from plugins.policy.call import Call
 from plugins.policy.grants import Deployment
 from plugins.policy.identity import Key
@@ -32,6 +33,8 @@ class InFlight:
         refusal: Why a door stopped the call, or whose fault its failure is; the gate
             answers with it.
 
+        account: What the call holds and has used.
+
         failure: Whose fault the latest failed attempt is; told when LiteLLM itself only
             says that no deployment is left.
     """
@@ -44,6 +47,7 @@ class InFlight:
     served_by: Deployment | None = None
     refusal: Refusal | None = None
     failure: Refusal | None = None
+    account: Account = field(default_factory=lambda: Account({}))
 
 
 _current: ContextVar[InFlight | None] = ContextVar("wicketgate_in_flight", default=None)

@@ -57,6 +57,12 @@ class RouterHooks(CustomLogger):
             usable = [d for d in healthy_deployments if seam.listed_id(d) in allowed]
             # A second try at the deployment that just failed, while another one is free,
             # would be a coin toss of LiteLLM's.
+            prepared = entry.account.prepared
+            if prepared is not None:
+                # The first attempt was paid for at this one.
+                chosen = [d for d in usable if seam.listed_id(d) == prepared.priced.deployment.id]
+                if chosen:
+                    return chosen
             tried = {deployment.id for deployment in entry.attempts.values()}
             return [d for d in usable if seam.listed_id(d) not in tried] or usable
 

@@ -11,14 +11,18 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
-from plugins import logs, seam
+from plugins import bounds, logs, seam
+from plugins.account import DEFAULT_CAP, Counted, Priced
+from plugins.books import Books
 from plugins.config import check, settings
 from plugins.config.flags import AUTHENTICATE, DOOR_CLASSES
+from plugins.config.settings import DeploymentEntry
 from plugins.entrance import Entrance
 from plugins.gate import Gate
 from plugins.keeper import Keeper
 from plugins.policy.grants import DataClass, Deployment
 from plugins.policy.identity import Key
+from plugins.policy.money import Price
 from plugins.policy.plan import Catalog, Plan
 from plugins.telemetry import metrics
 
@@ -51,6 +55,8 @@ class Runtime:
 
     catalog: Catalog
     deployments: Mapping[str, Deployment]
+    max_attempts: int
+    books: Books = field(init=False)
     entrance: Entrance = field(init=False)
     trusted: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     _sound: bool = False
@@ -148,6 +154,15 @@ def build(loaded: settings.Settings, ledger_url: str) -> Runtime:
             },
         ),
         deployments={entry.deployment.id: entry.deployment for entry in entries},
+        max_attempts=loaded.defaults.max_attempts,
+    )
+    runtime.books = Books(
+        ledger_url,
+        {entry.deployment.id: priced(entry) for entry in entries},
+        loaded.task_types if isinstance(loaded.task_types, dict) else {},
+        loaded.defaults.min_output_tokens,
+        _count,
+        _estimate,
     )
     keeper = Keeper(ledger_url, on_tick=metrics.snapshot_age.set)
     runtime.entrance = Entrance(
@@ -156,9 +171,35 @@ def build(loaded: settings.Settings, ledger_url: str) -> Runtime:
         loaded.defaults,
         now=lambda: datetime.now(UTC),
         sound=runtime.sound,
+        books=runtime.books,
     )
     keeper.start()
+    runtime.books.start()
     return runtime
+
+
+def priced(entry: DeploymentEntry) -> Priced:
+    model = str(entry.litellm_params.get("model", ""))
+    return Priced(
+        entry.deployment,
+        Price(
+            entry.input_price,
+            entry.output_price,
+            entry.cached_input_price,
+            entry.cache_write_price,
+        ),
+        entry.max_output_tokens or DEFAULT_CAP,
+        getattr(entry, "tokenizer", None),
+        reports_charges=model.startswith("openrouter/"),
+    )
+
+
+async def _count(body: Mapping[str, Any], priced: Priced) -> Counted:
+    return Counted(bounds.at_most(body), exact=False)
+
+
+def _estimate(texts: list[str], priced: Priced) -> int:
+    return bounds.estimate(texts)
 
 
 def serve_metrics(environ: Mapping[str, str]) -> None:

@@ -167,6 +167,74 @@ def pin(kwargs: dict[str, Any], trusted: Mapping[str, Any]) -> dict[str, Any]:
     return pinned
 
 
+_CAPS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+
+
+def cap(kwargs: dict[str, Any], tokens: int, *, generates: bool) -> dict[str, Any]:
+    """Return *kwargs* with one output cap of *tokens*, under the name that was used.
+
+    Args:
+        generates: False for a call that has no output to be capped.
+    """
+    if not generates:
+        return kwargs
+    named = next((name for name in _CAPS if kwargs.get(name) is not None), None)
+    if named is None:
+        responses = "input" in kwargs and "messages" not in kwargs
+        named = "max_output_tokens" if responses else "max_tokens"
+    capped = {name: value for name, value in kwargs.items() if name not in _CAPS}
+    return {**capped, named: tokens}
+
+
+def ask_for_usage(kwargs: dict[str, Any], call_type: Any) -> dict[str, Any]:
+    """Have a stream end with its usage, on the paths where that must be asked for.
+
+    LiteLLM asks by itself for chat with some providers only, and never for completions.
+    """
+    kind = str(getattr(call_type, "value", call_type))
+    if not kwargs.get("stream") or kind not in {"acompletion", "atext_completion"}:
+        return kwargs
+    options = kwargs.get("stream_options") or {}
+    return {**kwargs, "stream_options": {**options, "include_usage": True}}
+
+
+def usage_is_a_guess(stream: Any) -> bool:
+    """Tell whether the usage a stream ended with is LiteLLM's own estimate.
+
+    INTERNAL: `chunks`, which LiteLLM's stream of a chat or completion keeps; other streams
+    have none, and pass on only what a provider said.
+    """
+    while stream is not None and getattr(stream, "chunks", None) is None:
+        stream = getattr(stream, "completion_stream", None)
+    chunks = getattr(stream, "chunks", None)
+    if not isinstance(chunks, list) or not chunks:
+        return False
+    usages = (getattr(chunk, "usage", None) for chunk in chunks)
+    return not any(getattr(usage, "total_tokens", 0) for usage in usages if usage is not None)
+
+
+def never_sent(error: BaseException) -> bool:
+    """Tell whether an attempt failed before a byte of it can have reached the provider."""
+    names = {type(link).__name__ for link in _chain(error)}
+    refused = {"ConnectError", "ConnectTimeout", "ClientConnectorError", "PoolTimeout"}
+    return _failed_before_sending(error) or bool(names & refused)
+
+
+def may_be_billed(error: BaseException) -> bool:
+    """Tell whether a provider may charge for an attempt that failed.
+
+    One that answered with an error status has refused or failed; one that went silent, or
+    broke off, may have done the work.
+    """
+    answered = any(
+        isinstance(status := getattr(getattr(link, "response", None), "status_code", None), int)
+        and status >= 400
+        for link in _chain(error)
+    )
+    silent = any("Timeout" in type(link).__name__ for link in _chain(error))
+    return silent or not answered
+
+
 def nobody_left(error: BaseException) -> bool:
     """Tell whether LiteLLM found no deployment to call: every one is resting, or turned away."""
     return type(error).__name__.startswith("RouterRateLimitError")
@@ -223,11 +291,16 @@ def _failed_before_sending(error: BaseException) -> bool:
     """
     if type(error).__name__ == "UnsupportedParamsError":
         return True
+    modules = {type(link).__module__ for link in _chain(error)}
+    return modules == {"litellm.exceptions", "builtins"}
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """Return the error and what caused it, outermost first."""
     chain = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and len(chain) < 16:
         chain.append(cause)
-    modules = {type(link).__module__ for link in chain}
-    return modules == {"litellm.exceptions", "builtins"}
+    return chain
 
 
 def _status(error: BaseException) -> int | None:

@@ -8,9 +8,15 @@ from typing import Any
 
 START_HOOK = "plugins.runtime:start"
 AUTHENTICATE = "plugins.tenant_grants.authenticate"
-DOORS = ["plugins.tenant_grants.tenant_grants", "plugins.router_hooks.router_hooks"]
+DOORS = [
+    *("plugins.tenant_grants.tenant_grants", "plugins.router_hooks.router_hooks"),
+    "plugins.budget_hooks.budget_hooks",
+]
 #: The same doors by class, as they are found in a running LiteLLM.
-DOOR_CLASSES = ("plugins.tenant_grants.TenantGrants", "plugins.router_hooks.RouterHooks")
+DOOR_CLASSES = (
+    *("plugins.tenant_grants.TenantGrants", "plugins.router_hooks.RouterHooks"),
+    "plugins.budget_hooks.BudgetHooks",
+)
 #: Of LEDGER_URL; a test holds them to `ledger.database.SCHEMES`.
 LEDGER_SCHEMES = ("postgresql", "postgres")
 MAX_RETRIES = 5
@@ -90,7 +96,7 @@ FLAGS: tuple[Flag, ...] = (
     _true(GENERAL, "custom_auth_run_common_checks", "LiteLLM's own admin routes stay open"),
     _true(GENERAL, "disable_model_info_refresh", "LiteLLM calls every provider on its own"),
     Flag(
-        LITELLM, "callbacks", lambda v: isinstance(v, list) and v[:2] == DOORS,
+        LITELLM, "callbacks", lambda v: isinstance(v, list) and v[:3] == DOORS,
         f"must begin with {', '.join(DOORS)}", "grants would not hold at each attempt",
         write=f"[{', '.join(DOORS)}]",
     ),

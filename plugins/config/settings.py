@@ -99,6 +99,8 @@ class DeploymentEntry:
     max_input_tokens: int | None = None
     max_output_tokens: int | None = None
     engine: Engine | None = None
+    cached_input_price: Decimal | None = None
+    cache_write_price: Decimal | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +324,15 @@ def _defaults(raw: Any) -> tuple[Limits, list[Flaw]]:
     media = raw.get("remote_media", Limits().remote_media)
     if type(media) is not bool:
         flaws.append(Flaw((*place, "remote_media"), "expected true or false", shown(media)))
-    return (Limits() if flaws else Limits(size, media)), flaws
+    floor = raw.get("min_output_tokens", Limits().min_output_tokens)
+    if type(floor) is not int or not 1 <= floor <= 1_000_000:
+        rule = "expected a whole number from 1 to 1000000"
+        flaws.append(Flaw((*place, "min_output_tokens"), rule, shown(floor)))
+    attempts = raw.get("max_attempts", Limits().max_attempts)
+    if type(attempts) is not int or not 1 <= attempts <= 20:
+        rule = "expected a whole number from 1 to 20"
+        flaws.append(Flaw((*place, "max_attempts"), rule, shown(attempts)))
+    return (Limits() if flaws else Limits(size, media, floor, attempts)), flaws
 
 
 def _unknown(place: Place, raw: Mapping[str, Any], known: Sequence[str]) -> Iterator[Flaw]:
@@ -372,6 +382,8 @@ def _entry(
         count("max_input_tokens"),
         count("max_output_tokens"),
         engine,
+        price("cache_read_input_token_cost"),
+        price("cache_creation_input_token_cost"),
     )  # fmt: skip
     return entry, flaws
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from plugins.policy.content import check_content
@@ -32,6 +33,8 @@ class Limits:
 
     max_body_bytes: int = 8_000_000
     remote_media: bool = False
+    min_output_tokens: int = 16
+    max_attempts: int = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,16 @@ class Call:
         model: The public model name asked for; a non-empty text.
 
         output_cap: The output tokens the caller allows itself; None when it named no cap.
+
+        outputs: How many answers are asked for, each of which may be as long as the cap.
+
+        generates: False for embeddings, which have no output.
+
+        reasoning_budget: Tokens the caller sets aside for thinking, which the cap must exceed.
+
+        writes_cache: Whether the caller asks for prompt parts to be cached, at their own price.
+
+        max_cost: US dollars this call may cost over all its attempts; None: it does not say.
     """
 
     model: str
@@ -50,6 +63,11 @@ class Call:
     data_class: DataClass = DataClass.ANY
     task_type: str | None = None
     task_id: str | None = None
+    outputs: int = 1
+    generates: bool = True
+    reasoning_budget: int = 0
+    writes_cache: bool = False
+    max_cost: Decimal | None = None
 
 
 def read_call(
@@ -78,6 +96,10 @@ def read_call(
     work = _named_work(headers, body.get("metadata") or {})
     if isinstance(work, Refusal):
         return work
+    max_cost = _max_cost(headers.get("x-max-cost-usd"))
+    if isinstance(max_cost, Refusal):
+        return max_cost
+    thinking = body.get("thinking") or {}
     call = Call(
         model=body["model"],
         stream=body.get("stream") is True,
@@ -85,8 +107,32 @@ def read_call(
         data_class=data_class,
         task_type=work["task-type"],
         task_id=work["task-id"],
+        outputs=_outputs(body),
+        generates=route.path != "/v1/embeddings",
+        reasoning_budget=thinking.get("budget_tokens") or 0,
+        writes_cache="cache_control" in repr(body.get("messages")) + repr(body.get("system")),
+        max_cost=max_cost,
     )
     return call, _to_send_on(route, body)
+
+
+def _outputs(body: Mapping[str, Any]) -> int:
+    """Return how many answers may be generated: for each prompt `n`, or `best_of` if more."""
+    prompt = body.get("prompt")
+    several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
+    prompts = len(prompt) if several and isinstance(prompt, list) else 1
+    return prompts * max(body.get("n") or 1, body.get("best_of") or 1)
+
+
+def _max_cost(text: str | None) -> Decimal | Refusal | None:
+    """Read `x-max-cost-usd`: plain digits, so that what is meant cannot be mistaken."""
+    if text is None:
+        return None
+    if not re.fullmatch(r"\d{1,9}(\.\d{1,18})?", text.strip(), re.ASCII):
+        return malformed(
+            "The header 'x-max-cost-usd' must be US dollars, as in 0.05.", "x-max-cost-usd"
+        )
+    return Decimal(text.strip())
 
 
 def _to_send_on(route: Route, body: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,8 +5,10 @@ The table is the outside contract; README's table of refusals is tested against 
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
+from datetime import datetime
 
 #: How every key of ours begins.
 KEY_START = "sk-wg-"
@@ -18,6 +20,9 @@ CODES: dict[str, tuple[int, str]] = {
     "tenant_disabled": (403, "permission_error"),
     "model_not_allowed": (403, "permission_error"),
     "region_not_allowed": (403, "permission_error"),
+    "budget_exceeded": (429, "insufficient_quota"),
+    "request_too_large": (400, "invalid_request_error"),
+    "price_missing": (503, "service_unavailable_error"),
     "context_length_exceeded": (400, "invalid_request_error"),
     "ledger_unavailable": (503, "service_unavailable_error"),
     "param_not_allowed": (400, "invalid_request_error"),
@@ -42,12 +47,18 @@ class Refusal:
         param: The field or header at fault, where there is one.
 
         retry_after: Whole seconds until trying again can help; None when it cannot be known.
+
+        final: True when trying again is of no use before then: client libraries are told so.
+
+        go_on: True when a cheaper model may be asked in its place.
     """
 
     code: str
     message: str
     param: str | None = None
     retry_after: int | None = None
+    final: bool = False
+    go_on: bool = False
 
     @property
     def status(self) -> int:
@@ -86,6 +97,38 @@ def ledger_unavailable() -> Refusal:
         "The gateway cannot check this call right now. Nothing was sent to a provider.",
         retry_after=5,
     )
+
+
+def budget_refusal(
+    verdict: str,
+    scope: str | None,
+    unit: str | None,
+    window: str | None,
+    resets_at: datetime | None,
+    now: datetime,
+    *,
+    go_on: bool = False,
+) -> Refusal:
+    """Return the refusal for what a hold was turned away with.
+
+    Args:
+        verdict: `budget_exceeded`, `request_too_large` or `price_missing`.
+
+        resets_at: When the budget's window ends; None: never.
+    """
+    what = f"the {window} budget of this {scope} ({unit})"
+    if verdict == "price_missing":
+        return Refusal(
+            verdict,
+            "A money budget covers this call, and a model it needs has no price.",
+            param="model",
+        )
+    if verdict == "request_too_large":
+        message = f"This call could never fit {what}, even when nothing is used."
+        return Refusal(verdict, message, go_on=go_on)
+    wait = None if resets_at is None else max(0, math.ceil((resets_at - now).total_seconds()))
+    message = f"What is left of {what} does not pay for this call."
+    return Refusal(verdict, message, retry_after=wait, final=True, go_on=go_on)
 
 
 def gateway_error() -> Refusal:

@@ -43,6 +43,23 @@ hook_seconds = Histogram(
     buckets=(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0),
 )
 
+leaked_holds = Gauge(
+    "wicketgate_leaked_holds",
+    "Budget windows that hold something else than their open attempts do; must be 0.",
+    multiprocess_mode="livemax",
+)
+settlement_faults = Counter(
+    "wicketgate_settlement_faults_total",
+    "Attempts that somebody else had closed before they were settled; must be 0.",
+    ["kind"],
+)
+swept = Counter("wicketgate_swept_attempts_total", "Attempts of dead workers closed at their hold.")
+budget_warnings = Counter(
+    "wicketgate_budget_warnings_total",
+    "Budgets that passed a warn level (80 or 95 % of the limit), once for each window.",
+    ["level", "unit"],
+)
+
 
 @contextmanager
 def timed(hook: str) -> Iterator[None]:

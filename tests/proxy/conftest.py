@@ -12,6 +12,7 @@ from tests.proxy import launch
 from tests.proxy.harness import Proxy
 from tests.proxy.models import Providers, write_config
 from tests.proxy.office import Office, Tenant
+from tests.proxy.treasury import Treasury
 
 ROOT = Path(__file__).parents[2]
 
@@ -81,6 +82,11 @@ def p(replicas: tuple[Proxy, Proxy]) -> Proxy:
 @pytest.fixture(scope="session")
 def q(replicas: tuple[Proxy, Proxy]) -> Proxy:
     return replicas[1]
+
+
+@pytest.fixture(scope="session")
+def treasury(postgres: EmbeddedPostgres) -> Treasury:
+    return Treasury(postgres.url)
 
 
 @pytest.fixture(autouse=True)

@@ -372,7 +372,7 @@ def test_callbacks_that_send_prompts_on_are_refused(name: str, tmp_path: Path) -
     place = ("litellm_settings", "callbacks")
     callbacks = [*SOUND["litellm_settings"]["callbacks"], "prometheus", name]
 
-    assert fatal(found(tmp_path, changed(place, callbacks))) == ["litellm_settings.callbacks[3]"]
+    assert fatal(found(tmp_path, changed(place, callbacks))) == ["litellm_settings.callbacks[4]"]
 
 
 def test_a_callback_of_somebody_else_is_warned_of(tmp_path: Path) -> None:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import orjson
 import pytest
 
 from plugins import inflight
+from plugins.account import Attempt, Counted, Priced
 from plugins.entrance import Entrance
 from plugins.gate import Gate
 from plugins.policy.call import Limits
 from plugins.policy.grants import Deployment, Grants
 from plugins.policy.identity import Key, Snapshot, Tenant, digest
+from plugins.policy.money import Price
 from plugins.policy.plan import Catalog
 from plugins.policy.refusal import Refusal
 
@@ -35,6 +39,19 @@ class Keeper:
 
     def current(self) -> Snapshot | None:
         return self.snapshot
+
+
+class Books:
+    """Has room for every call."""
+
+    async def hold(self, *asked: Any) -> Attempt:
+        priced = Priced(DEPLOYMENT, Price(Decimal(0), Decimal(0)))
+        return Attempt(uuid4(), priced, Counted(1, exact=True), 100, 1, Decimal(0))
+
+    def void_soon(self, attempt: Attempt) -> None:
+        attempt.settled = True
+
+    def settle_soon(self, *settled: Any) -> None: ...
 
 
 class LiteLLM:
@@ -109,6 +126,7 @@ class World:
             Limits(max_body_bytes=10_000),
             now=lambda: NOW,
             sound=lambda: sound,
+            books=Books(),  # type: ignore[arg-type]
         )
         self._gate = Gate(self.litellm, entrance)
 

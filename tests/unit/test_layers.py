@@ -15,7 +15,7 @@ from litellm.integrations.custom_logger import CustomLogger
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = ROOT / "plugins"
-DOORS = {"tenant_grants", "router_hooks"}
+DOORS = {"tenant_grants", "router_hooks", "budget_hooks"}
 
 #: Which of our modules each ring may import; a module not named here belongs to a package.
 RINGS = {
@@ -23,21 +23,26 @@ RINGS = {
     "ledger": {"policy", "ledger"},
     "telemetry": {"telemetry"},
     "config": {"policy", "config"},
-    "inflight": {"policy"},
+    "meter": {"policy"},
+    "account": {"policy", "meter"},
+    "books": {"policy", "ledger", "account", "logs", "telemetry"},
+    "inflight": {"policy", "account"},
     "logs": set(),
     "seam": {"policy", "inflight", "logs"},
     "tokens": {"seam"},
+    "bounds": {"tokens"},
     "keeper": {"policy", "ledger"},
     "events": set(),
-    "entrance": {"policy", "inflight", "keeper", "tokens"},
+    "entrance": {"policy", "account", "books", "inflight", "keeper", "tokens"},
     "answer": {"policy", "inflight", "events", "telemetry"},
     "gate": {"policy", "inflight", "entrance", "answer", "logs", "telemetry"},
     "runtime": {
         *("policy", "ledger", "telemetry", "config", "inflight", "logs", "seam"),
-        *("keeper", "entrance", "gate"),
+        *("keeper", "entrance", "gate", "account", "books", "bounds"),
     },
     "tenant_grants": {"policy", "inflight", "runtime", "seam", "telemetry"},
     "router_hooks": {"policy", "inflight", "runtime", "seam", "telemetry"},
+    "budget_hooks": {"policy", "account", "inflight", "runtime", "seam", "telemetry"},
 }
 #: Commands: they may import what they like, except a door.
 COMMANDS = {"admin", "setup"}
@@ -98,7 +103,7 @@ def door_classes() -> list[type[CustomLogger]]:
     from plugins import runtime
 
     present = runtime._runtime
-    runtime._runtime = runtime.Runtime(catalog=None, deployments={})  # type: ignore[arg-type]
+    runtime._runtime = runtime.Runtime(catalog=None, deployments={}, max_attempts=4)  # type: ignore[arg-type]
     try:
         from plugins.router_hooks import RouterHooks
         from plugins.tenant_grants import TenantGrants

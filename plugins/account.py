@@ -1,0 +1,97 @@
+"""What one request holds and has used: kept in the gate's record of the call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+from plugins.meter import Meter
+from plugins.policy.grants import Deployment
+from plugins.policy.money import Price
+
+#: Output tokens of a deployment that states no limit.
+DEFAULT_CAP = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A deployment, and what a call to it may use and costs."""
+
+    deployment: Deployment
+    price: Price
+    max_output_tokens: int = DEFAULT_CAP
+    tokenizer: str | None = None
+    reports_charges: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Prompt tokens: an upper bound, exact or not."""
+
+    tokens: int
+    exact: bool
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One attempt that holds something.
+
+    Attributes:
+        price: As it was at admission; a reload does not change it.
+
+        cap: The output tokens of one answer that were set aside, and that go upstream.
+
+        sent: Whether it was let through to the provider.
+    """
+
+    id: UUID
+    priced: Priced
+    prompt: Counted
+    cap: int
+    outputs: int
+    held_usd: Decimal | None
+    sent: bool = False
+    settled: bool = False
+    meter: Meter = field(default_factory=Meter)
+    cost: Decimal | None = None
+
+
+@dataclass(slots=True)
+class Account:
+    """What one request has used so far.
+
+    Attributes:
+        prepared: What was set aside for the first attempt, before LiteLLM was asked.
+
+        attempts: What LiteLLM says of each attempt that was sent -> its hold, in order.
+
+        left: Unit -> what the tightest budget has left, as last heard.
+    """
+
+    body: Mapping[str, Any] = field(repr=False)
+    prepared: Attempt | None = None
+    attempts: dict[tuple[object, ...], Attempt] = field(default_factory=dict)
+    number: int = 0
+    models: set[str] = field(default_factory=set)
+    providers: set[str] = field(default_factory=set)
+    left: dict[str, Decimal] = field(default_factory=dict)
+    clamped: bool = False
+    downgraded: bool = False
+    counts: dict[str | None, Counted] = field(default_factory=dict)
+
+    @property
+    def adjusted(self) -> str:
+        told = [n for n in ("clamped", "downgraded") if getattr(self, n)]
+        return ", ".join(told) or "none"
+
+    def current(self) -> Attempt | None:
+        """Return the latest attempt that was sent."""
+        return next(reversed(self.attempts.values()), None)
+
+    def spent(self) -> Decimal:
+        """Return what the attempts so far have cost, or still hold."""
+        amounts = ((a.cost if a.settled else a.held_usd) for a in self.attempts.values())
+        return sum((amount for amount in amounts if amount is not None), Decimal(0))

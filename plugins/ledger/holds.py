@@ -1,0 +1,270 @@
+"""Hold and settle: the two statements of a call's way, one round trip each.
+
+Both are functions in the database (`migrations/functions`), so that each is one transaction.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg import AsyncConnection
+from psycopg.rows import namedtuple_row
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
+
+from plugins.ledger.database import WAITS, LedgerUnavailable, sqlalchemy_url
+
+#: An attempt whose worker says nothing for so long is closed by another one.
+LEASE = timedelta(seconds=30)
+#: Seconds a call waits for a connection, and then for the statement.
+WAIT = 0.8
+STATEMENT_TIMEOUT_MS = 900
+POOL_SIZE = 8
+
+_HOLD = (
+    "SELECT * FROM wicketgate.hold_v1(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s,"
+    " %s, %s, %s, %s, %s, %s, NULL)"
+)
+_SETTLE = (
+    "SELECT * FROM wicketgate.settle_v1"
+    "(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, NULL)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What one attempt asks to have set aside.
+
+    Attributes:
+        outputs: How many answers are asked for; each may be as long as `cap`.
+
+        floor: The shortest cap that is still worth a call.
+
+        usd_left: What is left of the request's own money cap; None: it has none.
+
+        task_budget: What a new task of this type starts with: `unit`, `limit`, `window`,
+            `on_exhausted`, as texts.
+    """
+
+    id: UUID
+    request_id: UUID
+    number: int
+    first_of_model: bool
+    first_of_provider: bool
+    tenant_id: UUID
+    key_id: UUID
+    task: str | None
+    task_type: str | None
+    task_budget: Mapping[str, str] | None
+    model_requested: str
+    price_id: int
+    stream: bool
+    prompt_tokens: int
+    writes_cache: bool
+    outputs: int
+    cap: int
+    floor: int
+    usd_left: Decimal | None = None
+    tokens_left: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HoldResult:
+    """What the database decided; see `migrations/functions/hold_v1.sql`."""
+
+    verdict: str
+    cap: int | None
+    held_usd: Decimal | None
+    held_tokens: int | None
+    left_usd: Decimal | None
+    left_tokens: Decimal | None
+    scope: str | None
+    unit: str | None
+    window_kind: str | None
+    resets_at: datetime | None
+    on_exhausted: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """How one attempt ended; status `void`: it never reached a provider, and leaves no row."""
+
+    id: UUID
+    status: str
+    usage_source: str = "none"
+    usage_flag: str | None = None
+    prompt: int = 0
+    cached: int = 0
+    cache_write: int = 0
+    completion: int = 0
+    reasoning: int = 0
+    cost: Decimal | None = None
+    computed: Decimal | None = None
+    reported: Decimal | None = None
+    error: str | None = None
+    first_byte_at: datetime | None = None
+
+    def values(self) -> tuple[Any, ...]:
+        return (
+            *(self.id, self.status, self.usage_source, self.usage_flag, self.prompt),
+            *(self.cached, self.cache_write, self.completion, self.reasoning, self.cost),
+            *(self.computed, self.reported, self.error, self.first_byte_at),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Attributes:
+    settled: False when somebody else had closed the attempt already.
+
+    warnings: Budgets that have just passed a warn level, once for each window.
+    """
+
+    settled: bool
+    left_usd: Decimal | None
+    left_tokens: Decimal | None
+    warnings: list[dict[str, Any]] | None
+
+
+class AsyncLedger:
+    """A pool of connections on the event loop that first uses it."""
+
+    def __init__(self, ledger_url: str) -> None:
+        self._pool: AsyncConnectionPool[AsyncConnection[Any]] = AsyncConnectionPool(
+            conninfo(ledger_url),
+            min_size=1,
+            max_size=POOL_SIZE,
+            timeout=WAIT,
+            open=False,
+            kwargs={
+                "autocommit": True,
+                "prepare_threshold": 0,
+                "row_factory": namedtuple_row,
+                "options": f"-c statement_timeout={STATEMENT_TIMEOUT_MS}",
+            },
+        )
+        self._opened = False
+
+    async def hold(self, wanted: Wanted) -> HoldResult:
+        """Raises:
+        LedgerUnavailable: If the database did not answer in time; the hold may stand all the
+            same, and must be made void.
+        """
+        budget = None if wanted.task_budget is None else json.dumps(dict(wanted.task_budget))
+        values = (
+            *(wanted.id, wanted.request_id, wanted.number, wanted.first_of_model),
+            *(wanted.first_of_provider, wanted.tenant_id, wanted.key_id, wanted.task),
+            *(wanted.task_type, budget, wanted.model_requested, wanted.price_id, wanted.stream),
+            *(wanted.prompt_tokens, wanted.writes_cache, wanted.outputs, wanted.cap),
+            *(wanted.floor, wanted.usd_left, wanted.tokens_left, LEASE),
+        )
+        return HoldResult(*await self._one(_HOLD, values))
+
+    async def settle(self, settlement: Settlement) -> Settled:
+        return Settled(*await self._one(_SETTLE, settlement.values()))
+
+    async def rows(self, statement: str, values: Iterable[Any]) -> list[Any]:
+        async with self._connection() as conn:
+            cursor = await conn.execute(statement, tuple(values))
+            return await cursor.fetchall()
+
+    async def _one(self, statement: str, values: tuple[Any, ...]) -> Any:
+        async with self._connection() as conn:
+            cursor = await conn.execute(statement, values)
+            row = await cursor.fetchone()
+        if row is None:
+            raise LedgerUnavailable
+        return row
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[AsyncConnection[Any]]:
+        if not self._opened:
+            self._opened = True
+            await self._pool.open(wait=False)
+        try:
+            async with self._pool.connection() as conn:
+                yield conn
+        except (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout) as error:
+            raise LedgerUnavailable from error
+
+
+def conninfo(ledger_url: str) -> str:
+    """Return the address for the driver itself, with our waits where it states none."""
+    url = sqlalchemy_url(ledger_url)
+    url = url.update_query_dict({n: v for n, v in WAITS.items() if n not in url.query})
+    return url.set(drivername="postgresql").render_as_string(hide_password=False)
+
+
+class Clerk:
+    """The same database for a thread: what need not be done on a call's way."""
+
+    def __init__(self, ledger_url: str) -> None:
+        self._conn = psycopg.connect(
+            conninfo(ledger_url),
+            autocommit=True,
+            prepare_threshold=0,
+            row_factory=namedtuple_row,
+            options="-c statement_timeout=5000",
+        )
+
+    def close(self) -> None:
+        self._conn.close()
+
+    def price(self, deployment: str, model: str, provider: str, region: str, *prices: Any) -> int:
+        """Return the id of this price's revision, a new one if the last one differs."""
+        row: Any = self._conn.execute(
+            "SELECT wicketgate.price_v1(%s, %s, %s, %s, %s, %s, %s, %s) AS id",
+            (deployment, model, provider, region, *prices),
+        ).fetchone()
+        return int(row.id)
+
+    def renew(self, ids: list[UUID]) -> None:
+        """Put off the end of the leases of *ids*."""
+        self._conn.execute(
+            "UPDATE wicketgate.open_attempts SET lease_until = clock_timestamp() + %s"
+            " WHERE id = ANY(%s)",
+            (LEASE, ids),
+        )
+
+    def sweep(self) -> int:
+        """Close what dead workers left, at what it held; return how many."""
+        closed = 0
+        while closed < 1000:
+            row: Any = self._conn.execute("SELECT wicketgate.sweep_v1(NULL) AS id").fetchone()
+            if row.id is None:
+                break
+            closed += 1
+        return closed
+
+    def settle(self, settlement: Settlement) -> Settled:
+        row: Any = self._conn.execute(_SETTLE, settlement.values()).fetchone()
+        return Settled(*row)
+
+    def make_partitions(self) -> None:
+        """Have tables ready for this month's attempts and the next one's."""
+        self._conn.execute("SELECT wicketgate.make_partition(now())")
+        self._conn.execute("SELECT wicketgate.make_partition(now() + interval '1 month')")
+
+    def leaked(self) -> int:
+        """Return how many windows hold something else than their open attempts do; must be 0."""
+        row: Any = self._conn.execute(
+            """
+            SELECT count(*) AS n FROM (
+                SELECT w.budget_id, w.starts_at, w.held FROM wicketgate.budget_windows w
+                WHERE w.held <> 0
+            ) w FULL JOIN (
+                SELECT a.id, a.starts_at, sum(a.amount) AS amount FROM wicketgate.open_attempts o,
+                    unnest(o.budget_ids, o.window_starts, o.amounts) AS a (id, starts_at, amount)
+                GROUP BY 1, 2
+            ) o ON o.id = w.budget_id AND o.starts_at = w.starts_at
+            WHERE coalesce(w.held, 0) <> coalesce(o.amount, 0)
+            """
+        ).fetchone()
+        return int(row.n)
