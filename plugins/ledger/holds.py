@@ -5,7 +5,9 @@ Both are functions in the database (`migrations/functions`), so that each is one
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -23,9 +25,14 @@ from plugins.ledger.database import WAITS, LedgerUnavailable, sqlalchemy_url
 
 #: An attempt whose worker says nothing for so long is closed by another one.
 LEASE = timedelta(seconds=30)
-#: Seconds a call waits for a connection, and then for the statement.
+#: Seconds to wait for a connection, and for a statement; longer means that the database is away.
 WAIT = 0.8
+PATIENCE = 1.5
 STATEMENT_TIMEOUT_MS = 900
+#: Seconds after a failure in which nobody else tries: what waits is told at once.
+REST = 0.25
+#: Seconds a call may wait for its turn while the database works through a burst.
+TURN_LIMIT = 30.0
 POOL_SIZE = 8
 
 _HOLD = (
@@ -151,6 +158,9 @@ class AsyncLedger:
             },
         )
         self._opened = False
+        self._turns = asyncio.Semaphore(POOL_SIZE)
+        self._resting_until = 0.0
+        self._running: set[asyncio.Task[Any]] = set()
 
     async def hold(self, wanted: Wanted) -> HoldResult:
         """Raises:
@@ -176,12 +186,39 @@ class AsyncLedger:
             return await cursor.fetchall()
 
     async def _one(self, statement: str, values: tuple[Any, ...]) -> Any:
+        """Run a statement of one row in its turn, within a time that does not depend on others.
+
+        The statement itself is never cancelled: a caller that leaves, or loses patience, does
+        not break a connection.
+        """
+        try:
+            async with asyncio.timeout(TURN_LIMIT):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise LedgerUnavailable from None
+        try:
+            if time.monotonic() < self._resting_until:
+                raise LedgerUnavailable
+            task = asyncio.ensure_future(self._execute(statement, values))
+            self._running.add(task)
+            task.add_done_callback(self._done)
+            done, _ = await asyncio.wait({task}, timeout=PATIENCE)
+            if not done:
+                self._resting_until = time.monotonic() + REST
+                raise LedgerUnavailable
+            return task.result()
+        finally:
+            self._turns.release()
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._resting_until = time.monotonic() + REST
+
+    async def _execute(self, statement: str, values: tuple[Any, ...]) -> Any:
         async with self._connection() as conn:
             cursor = await conn.execute(statement, values)
-            row = await cursor.fetchone()
-        if row is None:
-            raise LedgerUnavailable
-        return row
+            return await cursor.fetchone()
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[AsyncConnection[Any]]:
