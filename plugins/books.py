@@ -18,9 +18,11 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID, uuid4
 
+import psycopg
+
 from plugins import logs
 from plugins.account import Account, Attempt, Counted, Priced
-from plugins.ledger.database import LedgerUnavailable, ledger_errors
+from plugins.ledger.database import LedgerUnavailable
 from plugins.ledger.holds import AsyncLedger, Clerk, HoldResult, Settled, Settlement, Wanted
 from plugins.policy import money
 from plugins.policy.call import Call
@@ -93,8 +95,7 @@ class Books:
             result = await self._ledger.hold(wanted)
             if result.verdict == "again":
                 result = await self._ledger.hold(wanted)
-        except LedgerUnavailable as error:
-            logs.fault(log, "a hold", error)
+        except LedgerUnavailable:
             self._void_later(wanted.id)
             return ledger_unavailable()
         except BaseException:
@@ -258,6 +259,9 @@ class Books:
     async def _write(self, settlement: Settlement, account: Account | None) -> None:
         try:
             settled = await self._ledger.settle(settlement)
+        except LedgerUnavailable:
+            self._late.append((time.monotonic(), settlement))
+            return
         except Exception as error:
             logs.fault(log, "a settlement", error)
             self._late.append((time.monotonic(), settlement))
@@ -295,14 +299,15 @@ class Books:
         turn = 0
         while not self._stopping.is_set():
             try:
-                with ledger_errors():
-                    if clerk is None:
-                        clerk = Clerk(self._url)
-                        self._register(clerk)
-                    self._round(clerk, seldom=turn % SELDOM == 0)
+                if clerk is None:
+                    clerk = Clerk(self._url)
+                    self._register(clerk)
+                self._round(clerk, seldom=turn % SELDOM == 0)
                 turn += 1
             except Exception as error:
-                logs.fault(log, "the clerk", error)
+                # The keeper tells when the database is away; a driver's words name hosts.
+                if not isinstance(error, psycopg.OperationalError | LedgerUnavailable):
+                    logs.fault(log, "the clerk", error)
                 if clerk is not None:
                     clerk.close()
                 clerk = None

@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -19,14 +18,12 @@ from uuid import UUID
 import psycopg
 from psycopg import AsyncConnection
 from psycopg.rows import namedtuple_row
-from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from plugins.ledger.database import WAITS, LedgerUnavailable, sqlalchemy_url
 
 #: An attempt whose worker says nothing for so long is closed by another one.
 LEASE = timedelta(seconds=30)
-#: Seconds to wait for a connection, and for a statement; longer means that the database is away.
-WAIT = 0.8
+#: Seconds to wait for a statement; longer means that the database is away.
 PATIENCE = 1.5
 STATEMENT_TIMEOUT_MS = 900
 #: Seconds after a failure in which nobody else tries: what waits is told at once.
@@ -141,23 +138,11 @@ class Settled:
 
 
 class AsyncLedger:
-    """A pool of connections on the event loop that first uses it."""
+    """Connections for the event loop that first uses it: made when needed, kept for the next."""
 
     def __init__(self, ledger_url: str) -> None:
-        self._pool: AsyncConnectionPool[AsyncConnection[Any]] = AsyncConnectionPool(
-            conninfo(ledger_url),
-            min_size=1,
-            max_size=POOL_SIZE,
-            timeout=WAIT,
-            open=False,
-            kwargs={
-                "autocommit": True,
-                "prepare_threshold": 0,
-                "row_factory": namedtuple_row,
-                "options": f"-c statement_timeout={STATEMENT_TIMEOUT_MS}",
-            },
-        )
-        self._opened = False
+        self._conninfo = conninfo(ledger_url)
+        self._idle: list[AsyncConnection[Any]] = []
         self._turns = asyncio.Semaphore(POOL_SIZE)
         self._resting_until = 0.0
         self._running: set[asyncio.Task[Any]] = set()
@@ -179,11 +164,6 @@ class AsyncLedger:
 
     async def settle(self, settlement: Settlement) -> Settled:
         return Settled(*await self._one(_SETTLE, settlement.values()))
-
-    async def rows(self, statement: str, values: Iterable[Any]) -> list[Any]:
-        async with self._connection() as conn:
-            cursor = await conn.execute(statement, tuple(values))
-            return await cursor.fetchall()
 
     async def _one(self, statement: str, values: tuple[Any, ...]) -> Any:
         """Run a statement of one row in its turn, within a time that does not depend on others.
@@ -216,20 +196,38 @@ class AsyncLedger:
             self._resting_until = time.monotonic() + REST
 
     async def _execute(self, statement: str, values: tuple[Any, ...]) -> Any:
-        async with self._connection() as conn:
+        try:
+            kept = self._idle.pop() if self._idle else None
+            if kept is not None:
+                try:
+                    return await self._on(kept, statement, values)
+                except psycopg.OperationalError:
+                    if not kept.broken:
+                        raise
+                    # The server went and came back: what was kept is of no use any more. A
+                    # statement that arrived all the same cannot be carried out twice: a hold
+                    # has its id, a settlement its open row.
+                    self._idle.clear()
+            fresh = await AsyncConnection.connect(
+                self._conninfo,
+                autocommit=True,
+                prepare_threshold=0,
+                row_factory=namedtuple_row,
+                options=f"-c statement_timeout={STATEMENT_TIMEOUT_MS}",
+            )
+            return await self._on(fresh, statement, values)
+        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+            raise LedgerUnavailable from error
+
+    async def _on(self, conn: AsyncConnection[Any], statement: str, values: tuple[Any, ...]) -> Any:
+        try:
             cursor = await conn.execute(statement, values)
             return await cursor.fetchone()
-
-    @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[AsyncConnection[Any]]:
-        if not self._opened:
-            self._opened = True
-            await self._pool.open(wait=False)
-        try:
-            async with self._pool.connection() as conn:
-                yield conn
-        except (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout) as error:
-            raise LedgerUnavailable from error
+        finally:
+            if conn.closed:
+                await conn.close()
+            else:
+                self._idle.append(conn)
 
 
 def conninfo(ledger_url: str) -> str:
