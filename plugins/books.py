@@ -18,12 +18,18 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID, uuid4
 
-import psycopg
-
 from plugins import logs
 from plugins.account import Account, Attempt, Counted, Priced
 from plugins.ledger.database import LedgerUnavailable
-from plugins.ledger.holds import AsyncLedger, Clerk, HoldResult, Settled, Settlement, Wanted
+from plugins.ledger.holds import (
+    UNREACHABLE,
+    AsyncLedger,
+    Clerk,
+    HoldResult,
+    Settled,
+    Settlement,
+    Wanted,
+)
 from plugins.policy import money
 from plugins.policy.call import Call
 from plugins.policy.grants import Deployment
@@ -306,7 +312,7 @@ class Books:
                 turn += 1
             except Exception as error:
                 # The keeper tells when the database is away; a driver's words name hosts.
-                if not isinstance(error, psycopg.OperationalError | LedgerUnavailable):
+                if not isinstance(error, UNREACHABLE):
                     logs.fault(log, "the clerk", error)
                 if clerk is not None:
                     clerk.close()

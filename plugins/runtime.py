@@ -159,7 +159,7 @@ def build(loaded: settings.Settings, ledger_url: str) -> Runtime:
     runtime.books = Books(
         ledger_url,
         {entry.deployment.id: priced(entry) for entry in entries},
-        loaded.task_types if isinstance(loaded.task_types, dict) else {},
+        loaded.task_types,
         loaded.defaults.min_output_tokens,
         _count,
         _estimate,

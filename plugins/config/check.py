@@ -34,7 +34,8 @@ from plugins.config.flags import (
     Flag,
     take_out,
 )
-from plugins.config.settings import Document, Flaw, Place, SettingsError, dotted, shown, shown_in
+from plugins.config.flaws import Flaw, Place, dotted, shown
+from plugins.config.settings import Document, SettingsError, shown_in
 
 Level = Literal["fatal", "warning", "note"]
 

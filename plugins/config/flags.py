@@ -28,7 +28,7 @@ ROUTER_GENERAL = "router_general_settings"
 VARIABLES_SECTION = "environment_variables"
 OURS = "wicketgate"
 #: Parts of our section that are read, and on which nothing acts yet.
-NOT_IN_FORCE = ("task_types", "routes", "cascades", "hosting")
+NOT_IN_FORCE = ("routes", "cascades")
 
 
 @dataclass(frozen=True, slots=True)

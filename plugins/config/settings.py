@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from decimal import Decimal, InvalidOperation
@@ -12,38 +10,19 @@ from typing import Any
 
 import yaml
 
+from plugins.config import work
 from plugins.config.flags import MODEL_LIST, NOT_IN_FORCE, OURS, ROUTER
+from plugins.config.flaws import Flaw, Place, dotted, shown, unknown
 from plugins.policy.call import Limits
 from plugins.policy.grants import Deployment
+from plugins.policy.work import Hosting, TaskType
 
 MAX_BYTES = 2_000_000
 MAX_DEPTH = 50
 MAX_VALUES = 100_000
-SHOWN_LENGTH = 80
 ENV_REFERENCE = "os.environ/"
 MAPPING, SEQUENCE = "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"
-SUBSECTIONS = ("defaults", *NOT_IN_FORCE)
-
-Place = tuple[str | int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Flaw:
-    """Something wrong at one place of the file.
-
-    Attributes:
-        rule: What is expected there.
-
-        got: What stands there, as text; "" where nothing does. Never a secret.
-
-        line: Where the file cannot be parsed, and so has no places; None otherwise.
-    """
-
-    place: Place
-    rule: str
-    got: str = ""
-    remedy: str = ""
-    line: int | None = None
+SUBSECTIONS = ("defaults", "task_types", "hosting", *NOT_IN_FORCE)
 
 
 class SettingsError(Exception):
@@ -109,7 +88,8 @@ class Settings:
     groups: Mapping[str, tuple[Deployment, ...]]
     fallbacks: Mapping[str, tuple[str, ...]]
     defaults: Limits
-    task_types: tuple[str, ...] = ()
+    task_types: Mapping[str, TaskType] = field(default_factory=dict)
+    hosting: Mapping[str, Hosting] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,28 +105,6 @@ class RenderedConfig:
     text: str = field(repr=False)
     left_out: tuple[str, ...]
     engines: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-
-
-def dotted(place: Place) -> str:
-    """Return `model_list[2].model_info.id` for its parts."""
-    text = ""
-    for part in place:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
-    return text
-
-
-def shown(value: Any) -> str:
-    """Return a value for people to read, as YAML has it: no whole section, no password of a URL."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, dict):
-        return "a mapping"
-    if isinstance(value, list):
-        return "a list"
-    text = re.sub(r"(?<=//)[^/@\s]*@|[^/@\s'\"]*:[^/@\s]*@", "***@", repr(value))
-    return text if len(text) <= SHOWN_LENGTH else f"{text[: SHOWN_LENGTH - 3]}..."
 
 
 def shown_in(section: Mapping[str, Any], name: str) -> str:
@@ -265,7 +223,7 @@ def interpret(document: Document) -> tuple[Settings, list[Flaw]]:
     if not isinstance(ours, dict):
         flaws.append(Flaw((OURS,), "expected a mapping", shown(ours)))
         ours = {}
-    flaws.extend(_unknown((OURS,), ours, SUBSECTIONS))
+    flaws.extend(unknown((OURS,), ours, SUBSECTIONS))
     flaws.extend(
         Flaw((OURS, name), "expected a mapping", shown(ours[name]))
         for name in SUBSECTIONS
@@ -283,13 +241,18 @@ def interpret(document: Document) -> tuple[Settings, list[Flaw]]:
     for entry in entries:
         model = entry.deployment.model
         groups[model] = (*groups.get(model, ()), entry.deployment)
-    types = ours.get("task_types")
+    reader = work.Reader(document.spelled)
+    ids = {entry.deployment.id for entry in entries}
+    types = reader.task_types(ours.get("task_types"), (OURS, "task_types"))
+    machines = reader.hosting(ours.get("hosting"), (OURS, "hosting"), ids)
+    flaws.extend(reader.flaws)
     settings = Settings(
         deployments=tuple(entries),
         groups=groups,
         fallbacks=fallbacks_of(document.content),
         defaults=defaults,
-        task_types=tuple(types) if isinstance(types, dict) else (),
+        task_types=types,
+        hosting=machines,
     )
     return settings, flaws
 
@@ -316,7 +279,7 @@ def _defaults(raw: Any) -> tuple[Limits, list[Flaw]]:
         return Limits(), []
     if not isinstance(raw, dict):
         return Limits(), [Flaw(place, "expected a mapping", shown(raw))]
-    flaws = list(_unknown(place, raw, [f.name for f in fields(Limits)]))
+    flaws = list(unknown(place, raw, [f.name for f in fields(Limits)]))
     size = raw.get("max_body_bytes", Limits().max_body_bytes)
     if type(size) is not int or not 1_000 <= size <= 1_000_000_000:
         rule = "expected a whole number from 1000 to 1000000000"
@@ -333,14 +296,6 @@ def _defaults(raw: Any) -> tuple[Limits, list[Flaw]]:
         rule = "expected a whole number from 1 to 20"
         flaws.append(Flaw((*place, "max_attempts"), rule, shown(attempts)))
     return (Limits() if flaws else Limits(size, media, floor, attempts)), flaws
-
-
-def _unknown(place: Place, raw: Mapping[str, Any], known: Sequence[str]) -> Iterator[Flaw]:
-    for name in raw:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            remedy = f"did you mean '{near[0]}'?" if near else f"known are: {', '.join(known)}"
-            yield Flaw((*place, name), "unknown setting", name, remedy)
 
 
 def _entry(
@@ -411,7 +366,7 @@ def _price(
 def _engine(raw: Any, place: Place) -> tuple[Engine | None, list[Flaw]]:
     if not isinstance(raw, dict):
         return None, [Flaw(place, "expected a mapping of kind and url", shown(raw))]
-    flaws = list(_unknown(place, raw, [f.name for f in fields(Engine)]))
+    flaws = list(unknown(place, raw, [f.name for f in fields(Engine)]))
     kind, url = raw.get("kind"), raw.get("url")
     kinds = ("llama.cpp", "ollama", "vllm", "sglang", "none")
     if kind not in kinds:

@@ -31,6 +31,8 @@ REST = 0.25
 #: Seconds a call may wait for its turn while the database works through a burst.
 TURN_LIMIT = 30.0
 POOL_SIZE = 8
+#: What a call of `Clerk` raises while the database is away.
+UNREACHABLE = (psycopg.OperationalError, LedgerUnavailable)
 
 _HOLD = (
     "SELECT * FROM wicketgate.hold_v1(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s,"

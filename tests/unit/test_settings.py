@@ -9,9 +9,11 @@ import pytest
 import yaml
 
 from plugins.config import settings
-from plugins.config.settings import Engine, SettingsError, dotted
+from plugins.config.flaws import dotted
+from plugins.config.settings import Engine, SettingsError
 from plugins.policy.call import Limits
 from plugins.policy.grants import Deployment
+from plugins.policy.work import TaskBudget, TaskType
 
 ENTRY = """
 model_list:
@@ -71,7 +73,7 @@ wicketgate:
     loaded = settings.load(written(tmp_path, ENTRY + more))
 
     assert loaded.defaults == Limits(5000, True)
-    assert loaded.task_types == ("extract",)
+    assert loaded.task_types == {"extract": TaskType("extract", "high")}
     assert loaded.fallbacks == {"chat": ("other",)}
 
 
@@ -218,3 +220,48 @@ def test_a_line_is_given_where_the_file_cannot_be_parsed(tmp_path: Path) -> None
         settings.load(written(tmp_path, "a: 1\nb: @x\n"))
 
     assert [flaw.line for flaw in caught.value.flaws] == [2]
+
+
+def test_task_types_and_hosting_are_exact(tmp_path: Path) -> None:
+    """Amounts keep their digits, and what is left out has its default."""
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "wicketgate:\n  task_types:\n    summarize: {priority: high, max_tokens: 400,"
+        " budget: {usd: 0.02}}\n    extract: {budget: {tokens: 1000, window: day,"
+        " on_exhausted: downgrade}}\n"
+    )
+
+    assert settings.load(path).task_types == {
+        "summarize": TaskType("summarize", "high", 400, TaskBudget("usd", Decimal("0.02"))),
+        "extract": TaskType(
+            "extract", budget=TaskBudget("tokens", Decimal(1000), "day", "downgrade")
+        ),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{x: 1}", "wicketgate.task_types.x: expected a mapping"),
+        ("{x: {priority: top}}", "wicketgate.task_types.x.priority: expected one of high, normal,"),
+        ("{x: {max_tokens: 0}}", "wicketgate.task_types.x.max_tokens: expected a whole number"),
+        ("{x: {budget: {window: day}}}", "wicketgate.task_types.x.budget: expected one of usd,"),
+        ("{x: {budget: {usd: 1, tokens: 1}}}", "wicketgate.task_types.x.budget: expected one of"),
+        ("{x: {budget: {usd: -1}}}", "wicketgate.task_types.x.budget.usd: expected a number, 0"),
+        (
+            "{x: {budget: {usd: 1, window: year}}}",
+            "wicketgate.task_types.x.budget.window: ",
+        ),
+        ("{x: {colour: red}}", "wicketgate.task_types.x.colour: unknown setting"),
+        ("{'a b': {}}", "wicketgate.task_types.a b: a label has up to 64 letters"),
+    ],
+)
+def test_a_task_type_that_cannot_be_meant(tmp_path: Path, text: str, told: str) -> None:
+    """Each flaw is told at its place."""
+    path = tmp_path / "c.yaml"
+    path.write_text(f"wicketgate: {{task_types: {text}}}\n")
+
+    with pytest.raises(settings.SettingsError) as caught:
+        settings.load(path)
+
+    assert str(caught.value).startswith(told)
