@@ -188,6 +188,15 @@ class Books:
             if left is not None:
                 account.left[unit] = left
 
+    async def standing(self, key: Key) -> dict[str, Any]:
+        """Return the budgets that cover *key* and what its tenant has spent today.
+
+        Raises:
+            LedgerUnavailable: If the database does not answer.
+        """
+        budgets, today = await self._ledger.standing(UUID(key.tenant.id), UUID(key.id))
+        return {"budgets": budgets, "today": today}
+
     # Settling
 
     async def settle(

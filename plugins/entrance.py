@@ -19,6 +19,7 @@ from plugins.account import Account
 from plugins.books import Books
 from plugins.inflight import InFlight
 from plugins.keeper import Keeper
+from plugins.ledger.database import LedgerUnavailable
 from plugins.policy.call import MAX_DEPTH, Call, Limits, read_call, too_many_values, unreadable_text
 from plugins.policy.grants import Deployment
 from plugins.policy.identity import Key
@@ -276,6 +277,25 @@ class Entrance:
             return plan
         prompt_tokens = await asyncio.to_thread(tokens.at_least, body)
         return make_plan(call, key.tenant.grants, self._catalog, prompt_tokens)
+
+    async def standing(self, key: Key) -> dict[str, Any] | Refusal:
+        """Return what a key may see of itself: its grants, budgets, and today's spend."""
+        try:
+            standing = await self._books.standing(key)
+        except LedgerUnavailable:
+            return ledger_unavailable()
+        grants = key.tenant.grants
+        return {
+            "tenant": key.tenant.name,
+            "zone": key.tenant.zone,
+            "key": {"prefix": key.prefix, "alias": key.alias, "expires_at": key.expires_at},
+            "grants": {
+                "models": sorted(grants.models),
+                "providers": sorted(grants.providers),
+                "regions": sorted(grants.regions),
+            },
+            **standing,
+        }
 
     def close(self, entry: InFlight, *, client_left: bool) -> None:
         """Settle what no hook has settled by the time the answer is over."""

@@ -15,7 +15,15 @@ from typing import Any
 import orjson
 
 from plugins import inflight, logs
-from plugins.answer import Answer, Message, Send, error_body, send_json, send_refusal
+from plugins.answer import (
+    Answer,
+    Message,
+    Send,
+    answer_headers,
+    error_body,
+    send_json,
+    send_refusal,
+)
 from plugins.entrance import Admitted, Entrance, Incoming, noted
 from plugins.policy.refusal import Refusal, gateway_error
 from plugins.policy.routes import (
@@ -23,6 +31,7 @@ from plugins.policy.routes import (
     FORWARDED_HEADERS,
     GOVERNED,
     LIVENESS,
+    ME,
     PREFLIGHT_HEADERS,
     READINESS,
     Dialect,
@@ -78,8 +87,22 @@ class Gate:
             verdict = await self._decide(route, scope, incoming)
         if isinstance(verdict, Refusal):
             await self._refuse(route, scope, verdict, incoming, send)
+        elif route is ME:
+            await self._me(verdict, scope, incoming, send)
         else:
             await self._forward(route, verdict, scope, receive, send)
+
+    async def _me(self, admitted: Admitted, scope: Scope, incoming: Incoming, send: Send) -> None:
+        try:
+            standing = await self._entrance.standing(admitted.entry.key)
+        except Exception as error:
+            logs.fault(log, "/v1/me", error)
+            standing = gateway_error()
+        if isinstance(standing, Refusal):
+            await self._refuse(ME, scope, standing, incoming, send)
+            return
+        metrics.answered(admitted.entry.key.tenant.name, None, None, "ok")
+        await send_json(send, 200, standing, answer_headers(admitted.entry))
 
     async def _decide(self, route: Route, scope: Scope, incoming: Incoming) -> Admitted | Refusal:
         try:

@@ -29,7 +29,10 @@ async def authenticate(request: Request, api_key: str | None) -> UserAPIKeyAuth:
         if isinstance(key, Refusal):
             entry.refusal = key
             raise seam.refuse(key)
-        models = list(entry.plan.models) if entry.plan else running.models_of(key)
+        models = running.models_of(key)
+        if entry.plan is not None and entry.call is not None:
+            # What was asked for is granted, even where a cheaper model answers in its place.
+            models = [entry.call.model, *entry.plan.models]
         return seam.authenticated(key, models, [request.url.path])
 
 

@@ -34,6 +34,8 @@ POOL_SIZE = 8
 #: What a call of `Clerk` raises while the database is away.
 UNREACHABLE = (psycopg.OperationalError, LedgerUnavailable)
 
+Values = tuple[Any, ...] | Mapping[str, Any]
+
 _HOLD = (
     "SELECT * FROM wicketgate.hold_v1(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s,"
     " %s, %s, %s, %s, %s, %s, NULL)"
@@ -42,6 +44,43 @@ _SETTLE = (
     "SELECT * FROM wicketgate.settle_v1"
     "(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, NULL)"
 )
+
+
+_STANDING = """
+WITH now AS (SELECT clock_timestamp() AS at), mine AS (
+    SELECT b.id, k.prefix AS key, b.task_type, t.name AS task, b.unit,
+        wicketgate.limit_at(b.limit_amount, b.raised_to, b.raised_until, now.at) AS bound,
+        b.window_kind, coalesce(w.used, 0) AS used, coalesce(w.held, 0) AS held,
+        wicketgate.window_end(b.window_kind, tenants.zone, now.at) AS resets_at, b.on_exhausted
+    FROM now CROSS JOIN wicketgate.budgets b
+    JOIN wicketgate.tenants ON tenants.id = b.tenant_id
+    LEFT JOIN wicketgate.keys k ON k.id = b.key_id
+    LEFT JOIN wicketgate.tasks t ON t.id = b.task_id
+    LEFT JOIN wicketgate.budget_windows w ON w.budget_id = b.id AND w.starts_at =
+        wicketgate.window_start(b.window_kind, tenants.zone, now.at, b.created_at)
+    WHERE b.tenant_id = %(tenant)s AND b.removed_at IS NULL
+        AND (b.expires_at IS NULL OR b.expires_at > now.at)
+        AND (b.key_id IS NULL OR b.key_id = %(key)s) AND (t.id IS NULL OR t.state = 'open')
+    ORDER BY b.task_id NULLS FIRST, b.created_at LIMIT 200
+), today AS (
+    SELECT coalesce(sum(requests), 0) AS requests, coalesce(sum(attempts), 0) AS attempts,
+        coalesce(sum(prompt_tokens), 0) AS prompt_tokens,
+        coalesce(sum(completion_tokens), 0) AS completion_tokens,
+        coalesce(sum(cost_usd), 0) AS cost_usd
+    FROM now CROSS JOIN wicketgate.spend_quarters q
+    JOIN wicketgate.tenants ON tenants.id = q.tenant_id
+    WHERE q.tenant_id = %(tenant)s AND q.quarter >= date_trunc('day', now.at, tenants.zone)
+)
+SELECT
+    (SELECT coalesce(json_agg(json_build_object('id', id, 'key', key, 'task_type', task_type,
+        'task', task, 'unit', unit, 'limit', trim_scale(bound)::text, 'window', window_kind,
+        'used', trim_scale(used)::text, 'held', trim_scale(held)::text,
+        'remaining', trim_scale(greatest(bound - used - held, 0))::text,
+        'resets_at', resets_at, 'on_exhausted', on_exhausted)), '[]') FROM mine) AS budgets,
+    (SELECT json_build_object('requests', requests, 'attempts', attempts,
+        'prompt_tokens', prompt_tokens, 'completion_tokens', completion_tokens,
+        'cost_usd', trim_scale(cost_usd)::text) FROM today) AS today
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +206,12 @@ class AsyncLedger:
     async def settle(self, settlement: Settlement) -> Settled:
         return Settled(*await self._one(_SETTLE, settlement.values()))
 
-    async def _one(self, statement: str, values: tuple[Any, ...]) -> Any:
+    async def standing(self, tenant_id: UUID, key_id: UUID) -> tuple[Any, Any]:
+        """Return the budgets that cover a key, and what its tenant has spent today."""
+        row = await self._one(_STANDING, {"tenant": tenant_id, "key": key_id})
+        return row.budgets, row.today
+
+    async def _one(self, statement: str, values: Values) -> Any:
         """Run a statement of one row in its turn, within a time that does not depend on others.
 
         The statement itself is never cancelled: a caller that leaves, or loses patience, does
@@ -194,10 +238,10 @@ class AsyncLedger:
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
-        if not task.cancelled() and task.exception() is not None:
+        if not task.cancelled() and isinstance(task.exception(), LedgerUnavailable):
             self._resting_until = time.monotonic() + REST
 
-    async def _execute(self, statement: str, values: tuple[Any, ...]) -> Any:
+    async def _execute(self, statement: str, values: Values) -> Any:
         try:
             kept = self._idle.pop() if self._idle else None
             if kept is not None:
@@ -221,7 +265,7 @@ class AsyncLedger:
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             raise LedgerUnavailable from error
 
-    async def _on(self, conn: AsyncConnection[Any], statement: str, values: tuple[Any, ...]) -> Any:
+    async def _on(self, conn: AsyncConnection[Any], statement: str, values: Values) -> Any:
         try:
             cursor = await conn.execute(statement, values)
             return await cursor.fetchone()

@@ -247,11 +247,13 @@ _POSTS = (
 )
 
 MODELS = Route("/v1/models")
+#: A key's own standing; answered by the gate itself.
+ME = Route("/v1/me")
 
 #: (method, path) -> route; each path is served with and without `/v1`.
 GOVERNED: dict[tuple[str, str], Route] = {
     (method, path): route
-    for method, routes in (("POST", _POSTS), ("GET", (MODELS,)))
+    for method, routes in (("POST", _POSTS), ("GET", (MODELS, ME)))
     for route in routes
     for path in (route.path, route.path.removeprefix("/v1"))
 }

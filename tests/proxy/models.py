@@ -15,8 +15,8 @@ PROVIDER_KEYS = {
     "WG_TEST_B_KEY": "pk-test-B-91be77aa",
     "WG_TEST_L_KEY": "pk-test-L-04c6d2f3",
 }
-#: model -> its configured fallbacks; each leads from the EU to the US.
-FALLBACKS = {"cloud-eu": ["cloud-us"], "claude-eu": ["claude-us"]}
+#: model -> its configured fallbacks; some lead from the EU to the US.
+FALLBACKS = {"cloud-eu": ["cloud-us"], "claude-eu": ["claude-us"], "dear": ["cheap"]}
 PER_MILLION = 1e-6
 
 
@@ -87,6 +87,12 @@ def _local(provider: Provider, model: str, identifier: str) -> dict[str, Any]:
     )
 
 
+def _without_price(entry: dict[str, Any]) -> dict[str, Any]:
+    for name in ("input_cost_per_token", "output_cost_per_token"):
+        del entry["model_info"][name]
+    return entry
+
+
 def model_list(providers: Providers) -> list[dict[str, Any]]:
     a, b, local = providers.a, providers.b, providers.l
     return [
@@ -110,6 +116,9 @@ def model_list(providers: Providers) -> list[dict[str, Any]]:
         _entry(b, "frail", "frail-us", region="us"),
         _entry(a, "claude-eu", "claude-1", kind="anthropic", region="eu"),
         _entry(b, "claude-us", "claude-2", kind="anthropic", region="us"),
+        _entry(a, "dear", "dear-eu", region="eu", prices=(0.0, 1000.0)),
+        _entry(a, "cheap", "cheap-eu", region="eu", prices=(0.0, 1.0)),
+        _without_price(_entry(a, "no-price", "no-price-eu", region="eu")),
         _entry(a, "embed", "embed-eu", region="eu", prices=(1.0, 0.0), mode="embedding"),
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 
+import httpx
 import pytest
 
 from tests.fakes.script import Fault, Script, answers, breaks, fails
@@ -314,3 +315,111 @@ def test_an_answer_without_usage_is_estimated(
     assert row["completion_tokens"] >= 34
     assert row["prompt_tokens"] > 0
     assert treasury.standing(budget) == (row["cost_usd"], 0)
+
+
+def test_a_key_sees_its_own_standing(p, providers, new_tenant, office, treasury):
+    """`/v1/me` tells grants, budgets and today's spend of the key's tenant, nothing of others."""
+    acme = new_tenant("acme", models=["cloud-eu"], regions=["eu"])
+    other = new_tenant("other", models=["cloud-us"])
+    treasury.budget(acme, "1.50")
+    treasury.budget(other, "9.75")
+    providers.a.always(answers(1000, 500))
+    p.post("/v1/chat/completions", acme.key, chat("cloud-eu", max_tokens=500))
+    treasury.rows(acme, 1)
+
+    answer = p.get("/v1/me", acme.key)
+
+    assert answer.status_code == 200
+    told = answer.json()
+    assert told["tenant"] == acme.name
+    assert told["grants"] == {"models": ["cloud-eu"], "providers": ["*"], "regions": ["eu"]}
+    (budget,) = told["budgets"]
+    assert (budget["limit"], budget["used"], budget["held"]) == ("1.5", "0.006", "0")
+    assert budget["remaining"] == "1.494"
+    assert told["today"]["cost_usd"] == "0.006"
+    assert told["today"]["requests"] == 1
+    assert other.name not in answer.text
+    assert "9.75" not in answer.text
+    refused(p.get("/v1/me", "sk-wg-unknown"), 401, "invalid_api_key")
+
+
+def test_an_exhausted_budget_may_send_a_call_on(p, providers, new_tenant, treasury):
+    """With `downgrade` the cheaper fallback answers, and the answer says so; else it is refused."""
+    for manner, status in (("downgrade", 200), ("refuse", 429)):
+        acme = new_tenant("acme", models=["dear", "cheap"])
+        treasury.spent(treasury.budget(acme, "0.02", on_exhausted=manner), "0.019")
+        providers.reset()
+
+        answer = p.post("/v1/chat/completions", acme.key, chat("dear"))
+
+        assert answer.status_code == status, answer.text
+        if manner == "downgrade":
+            assert answer.headers["x-wg-adjusted"] == "downgraded"
+            assert answer.headers["x-wg-model"] == "cheap"
+            assert providers.seen() == {"A": 1, "B": 0, "L": 0}
+
+
+def test_a_money_budget_needs_prices(p, providers, new_tenant, treasury):
+    """O-07: without a price the call is refused under a money budget, and has no cost without."""
+    acme = new_tenant("acme", models=["no-price"])
+    free = new_tenant("free", models=["no-price"])
+    treasury.budget(acme, "1.00")
+
+    refused(p.post("/v1/chat/completions", acme.key, chat("no-price")), 503, "price_missing")
+    assert providers.seen()["A"] == 0
+    assert p.post("/v1/chat/completions", free.key, chat("no-price")).status_code == 200
+    (row,) = treasury.rows(free, 1)
+    assert row["cost_usd"] is None
+
+
+@pytest.mark.parametrize(
+    ("used", "expected"),
+    [("broke", (200, 429, 429)), ("zero", (200, 429, 429)), ("open", (200, 200, 200))],
+)
+def test_zero_is_a_price_and_a_limit(p, providers, new_tenant, treasury, used, expected):
+    """O-08: what costs nothing is served when nothing is left; no budget is no limit."""
+    acme = new_tenant("acme", models=["local-a", "cloud-eu", "out-only"])
+    if used != "open":
+        budget = treasury.budget(acme, "1.00" if used == "broke" else "0")
+        if used == "broke":
+            treasury.spent(budget, "1")
+
+    got = tuple(
+        p.post("/v1/chat/completions", acme.key, chat(model)).status_code
+        for model in ("local-a", "cloud-eu", "out-only")
+    )
+
+    assert got == expected
+
+
+def test_chinese_is_not_counted_by_its_letters(p, providers, new_tenant, treasury):
+    """O-16: the bound holds for a prompt of 1,200 bytes; the limit is never passed."""
+    acme = new_tenant("acme", models=["out-only"])
+    budget = treasury.budget(acme, "1300", unit="tokens")
+    providers.a.always(answers(400, 50))
+    body = chat("out-only", max_tokens=50)
+    body["messages"][0]["content"] = "\u4f60\u597d\u4e16\u754c" * 100
+
+    statuses = [p.post("/v1/chat/completions", acme.key, body).status_code for _ in range(4)]
+
+    assert statuses[0] == 200
+    assert statuses.count(200) in {1, 2}
+    assert treasury.standing(budget)[0] <= 1300
+
+
+def test_the_official_client_does_not_retry_a_budget_refusal(p, providers, new_tenant, treasury):
+    """O-24, D1: one request reaches the gateway, and none the provider."""
+    import openai
+
+    acme = new_tenant("acme", models=["out-only"])
+    treasury.spent(treasury.budget(acme, "0.001"), "0.001")
+    sent = []
+    with httpx.Client(
+        event_hooks={"request": [lambda request: sent.append(request.url.path)]}
+    ) as c:
+        client = openai.OpenAI(base_url=f"{p.url}/v1", api_key=acme.key, http_client=c)
+        with pytest.raises(openai.RateLimitError):
+            client.chat.completions.create(**chat("out-only"))
+
+    assert sent == ["/v1/chat/completions"]
+    assert providers.seen()["A"] == 0

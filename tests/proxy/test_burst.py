@@ -135,9 +135,7 @@ def test_a_replica_that_is_killed_loses_nothing(p, start, providers, new_tenant,
             asyncio.create_task(call(victim.port, acme.key, chat("out-only", max_tokens=CAP), STAY))
             for _ in range(5)
         ]
-        async with asyncio.timeout(30):
-            while len(providers.a.journal) < 5:
-                await asyncio.sleep(0.05)
+        await asyncio.to_thread(eventually, lambda: len(providers.a.journal) == 5)
         victim.process.kill()
         await asyncio.gather(*calls)
 

@@ -42,6 +42,14 @@ class Treasury:
         found: UUID = row["id"]
         return found
 
+    def spent(self, budget: UUID, amount: str) -> None:
+        """Let today's window of *budget* have used *amount* already."""
+        self.ask(
+            "INSERT INTO wicketgate.budget_windows (budget_id, starts_at, used)"
+            " VALUES (%s, date_trunc('day', now(), 'UTC'), %s)",
+            *(budget, Decimal(amount)),
+        )
+
     def standing(self, budget: UUID) -> tuple[Decimal, Decimal]:
         """Return what a budget has used and holds, over its windows."""
         (row,) = self.ask(

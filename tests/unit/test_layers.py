@@ -33,7 +33,7 @@ RINGS = {
     "bounds": {"tokens"},
     "keeper": {"policy", "ledger"},
     "events": set(),
-    "entrance": {"policy", "account", "books", "inflight", "keeper", "tokens"},
+    "entrance": {"policy", "ledger", "account", "books", "inflight", "keeper", "tokens"},
     "answer": {"policy", "inflight", "events", "telemetry"},
     "gate": {"policy", "inflight", "entrance", "answer", "logs", "telemetry"},
     "runtime": {
