@@ -20,7 +20,8 @@ from uuid import UUID, uuid4
 
 from plugins import logs
 from plugins.account import Account, Attempt, Counted, Priced
-from plugins.ledger.database import LedgerUnavailable
+from plugins.ledger import prices
+from plugins.ledger.database import LedgerUnavailable, connect_engine, transaction
 from plugins.ledger.holds import (
     UNREACHABLE,
     AsyncLedger,
@@ -36,7 +37,7 @@ from plugins.policy.grants import Deployment
 from plugins.policy.identity import Key
 from plugins.policy.refusal import Refusal, budget_refusal, ledger_unavailable
 from plugins.policy.usage import NOTHING, Usage
-from plugins.policy.work import TaskType
+from plugins.policy.work import Hosting, TaskType
 from plugins.telemetry import metrics
 
 log = logging.getLogger("wicketgate.books")
@@ -59,6 +60,7 @@ class Books:
         ledger_url: str,
         priced: Mapping[str, Priced],
         task_types: Mapping[str, TaskType],
+        hosting: Mapping[str, Hosting],
         floor: int,
         count: Count,
         estimate: Estimate,
@@ -67,6 +69,7 @@ class Books:
         self._ledger = AsyncLedger(ledger_url)
         self._priced = priced
         self._types = task_types
+        self._hosting = hosting
         self._floor = floor
         self._count = count
         self._estimate = estimate
@@ -335,6 +338,13 @@ class Books:
                 identifier, d.model, d.provider, d.region, p.input, p.output, p.cached,
                 p.cache_write,
             )  # fmt: skip
+
+        machines = [
+            prices.HostingRow(name, machine.usd_per_hour, machine.tokens_per_second)
+            for name, machine in self._hosting.items()
+        ]
+        with transaction(connect_engine(self._url)) as conn:
+            prices.record_hosting(conn, machines)
 
     def _round(self, clerk: Clerk, *, seldom: bool) -> None:
         self._catch_up(clerk)

@@ -160,6 +160,7 @@ def build(loaded: settings.Settings, ledger_url: str) -> Runtime:
         ledger_url,
         {entry.deployment.id: priced(entry) for entry in entries},
         loaded.task_types,
+        loaded.hosting,
         loaded.defaults.min_output_tokens,
         _count,
         _estimate,

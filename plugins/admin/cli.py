@@ -17,13 +17,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, NoReturn
 
-from plugins.admin import commands, unreachable
+from plugins.admin import commands, money, output, reports, unreachable
 from plugins.admin.commands import Desk, RefusedError
-from plugins.config import check
-from plugins.ledger import migrate, snapshot
+from plugins.config import check, settings
+from plugins.config.settings import SettingsError
+from plugins.ledger import migrate, snapshot, spend
 from plugins.ledger.database import (
     LedgerBusyError,
     LedgerNotMigratedError,
@@ -34,6 +36,7 @@ from plugins.ledger.database import (
     transaction,
 )
 from plugins.policy.identity import name_problem
+from plugins.policy.work import Hosting
 from plugins.setup.data_folder import CannotStart, data_folder
 from plugins.setup.postgres import admin_ledger_url
 
@@ -122,7 +125,7 @@ def _in_transaction(command: Command, args: Namespace, *, changes: bool) -> int:
             say(f"made the tables of the embedded database in {data_folder(os.environ)}")
             data = carry_out(url)
         # Only now: a key that was printed must be one that was stored.
-        show(data, as_json=args.json)
+        show(data, as_json=args.json, as_csv=args.csv)
     return 0
 
 
@@ -199,6 +202,29 @@ def check_config(args: Namespace) -> int:
     return 1 if any(problem.level == "fatal" for problem in problems) else 0
 
 
+def unit_cost(args: Namespace) -> int:
+    """Print what a million output tokens cost: by the configuration, or by hand."""
+    by_hand = (args.usd_per_hour, args.tokens_per_second)
+    if by_hand == (None, None):
+        hosting = reports.sorted_hosting(_settings(args.config or check.DEFAULT_CONFIG).hosting)
+        if not hosting:
+            say("no hosting costs: name them under wicketgate.hosting in the configuration")
+    elif args.config is not None or None in by_hand:
+        raise RefusedError("give --usd-per-hour and --tokens-per-second together, or a CONFIG")
+    else:
+        hosting = [(None, Hosting(args.usd_per_hour, args.tokens_per_second))]
+    rows = reports.unit_costs(hosting, exact=args.json or args.csv)
+    show(rows, as_json=args.json, as_csv=args.csv)
+    return 0
+
+
+def _settings(path: Path) -> settings.Settings:
+    try:
+        return settings.load(path)
+    except SettingsError as error:
+        raise RefusedError(f"{error}: see 'deploy/admin check {check.tidy(path)}'") from error
+
+
 # The command line's grammar
 
 
@@ -211,17 +237,16 @@ def parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _common_options(root)
-    root.set_defaults(json=False, actor=None)
+    root.set_defaults(json=False, csv=False, actor=None)
     root.add_argument("--version", action="version", version=f"wicketgate {_version()}")
     # Listed in the epilog: with their subcommands, which argparse would leave out.
     areas = root.add_subparsers(
         required=True, metavar="COMMAND", prog=PROGRAM, help=argparse.SUPPRESS
     )
-    text = "report every problem of a configuration"
-    _add(areas, "check", text, check_config).add_argument(
-        "config", nargs="?", type=Path, metavar="CONFIG"
-    )
-    listed = [f"  {'check [CONFIG]':<{COMMAND_WIDTH}}{text}"]
+    listed = []
+    for name, shown, text, run, complete in SINGLE:
+        complete(_add(areas, name, text, run))
+        listed.append(f"  {shown:<{COMMAND_WIDTH}}{text}")
     for name, text, fill in AREAS:
         area = _area(areas, name, text)
         fill(area)
@@ -232,7 +257,7 @@ def parser() -> Parser:
 
 PROGRAM = "deploy/admin"
 DESCRIPTION = """\
-Tenants, grants, keys and checks of Wicketgate. Data goes to stdout, everything else to
+Tenants, grants, keys, budgets and reports of Wicketgate. Data goes to stdout, everything else to
 stderr. Exit code 0: done, or already so; 1: not done, with the reason; 2: not understood."""
 EXAMPLES = (
     "examples:",
@@ -274,7 +299,7 @@ def _tenant_area(area: Commands) -> None:
     add = _add(area, "add", "add a tenant", changes(commands.tenant_add))
     add.add_argument("name", metavar="NAME")
     add.add_argument("--zone", default="UTC", help="time zone, e.g. Europe/Berlin (default UTC)")
-    _add(area, "list", "list all tenants", reads(commands.tenant_list))
+    _listing(area, "list all tenants", commands.tenant_list)
     for name, text, run in (
         ("show", "show a tenant with its grants and keys", reads(commands.tenant_show)),
         ("disable", "freeze a tenant: its keys open nothing", changes(commands.tenant_disable)),
@@ -299,7 +324,7 @@ def _grant_area(area: Commands) -> None:
             ("--region", "a region's label, or *"),
         ):
             command.add_argument(option, action="append", default=[], help=f"{pattern}; repeatable")
-    _tenant_option(_add(area, "list", "list grants", reads(commands.grant_list)))
+    _tenant_option(_listing(area, "list grants", commands.grant_list))
 
 
 def _key_area(area: Commands) -> None:
@@ -307,7 +332,7 @@ def _key_area(area: Commands) -> None:
     _tenant_option(issue, required=True)
     issue.add_argument("--alias", help="a name for people")
     issue.add_argument("--expires", metavar="WHEN", help="30d, 12h, or a time with an offset")
-    _tenant_option(_add(area, "list", "list keys", reads(commands.key_list)))
+    _tenant_option(_listing(area, "list keys", commands.key_list))
     for name, text, run in (
         ("block", "stop a key until it is unblocked", commands.key_block),
         ("unblock", "undo block", commands.key_unblock),
@@ -331,21 +356,129 @@ def _tenant_option(command: Parser, *, required: bool = False) -> None:
     command.add_argument("--tenant", required=required, metavar="TENANT", help="name or id")
 
 
+def _listing(area: Commands, text: str, command: Command) -> Parser:
+    """Add a command `list`, whose rows can be had as CSV as well."""
+    listing = _add(area, "list", text, reads(command))
+    _csv_option(listing)
+    return listing
+
+
+def _csv_option(command: Parser) -> None:
+    command.add_argument("--csv", action="store_true", help="print CSV")
+
+
+def _budget_area(area: Commands) -> None:
+    change = _add(area, "set", "make, change or raise a budget", changes(money.budget_set))
+    _tenant_option(change, required=True)
+    scope = change.add_mutually_exclusive_group()
+    scope.add_argument("--key", metavar="KEY", help="the key's id, display prefix or alias")
+    scope.add_argument("--task-type", metavar="TYPE", help="of this tenant's calls")
+    scope.add_argument("--task", metavar="TASK", help="opened if there is none of that name")
+    limit = change.add_mutually_exclusive_group(required=True)
+    limit.add_argument("--usd", metavar="D", help="US dollars, e.g. 0.50")
+    limit.add_argument("--tokens", metavar="N", help="prompt and completion tokens")
+    change.add_argument("--window", required=True, choices=("day", "week", "month", "total"))
+    change.add_argument(
+        "--on-exhausted", choices=("refuse", "downgrade"), help="default refuse, or as it was"
+    )
+    change.add_argument(
+        "--expires",
+        metavar="WHEN",
+        help="30d, 12h, or a time with an offset; on a budget that exists: how long a raise lasts",
+    )
+    _tenant_option(_listing(area, "list the budgets in force", money.budget_list))
+    for name, text, run in (
+        ("show", "show one budget", reads(money.budget_show)),
+        ("remove", "take a budget out of force", changes(money.budget_remove)),
+    ):
+        _add(area, name, text, run).add_argument("id", metavar="ID", help="the budget's id")
+
+
+def _task_area(area: Commands) -> None:
+    listing = _listing(area, "list tasks, newest first", money.task_list)
+    listing.add_argument("--state", choices=("open", "finished", "failed"))
+    listing.add_argument("--limit", type=_positive, default=1000, metavar="N")
+    _tenant_option(listing)
+    opening = _add(area, "open", "open a task before its first call", changes(money.task_open))
+    opening.add_argument("task", metavar="TASK")
+    opening.add_argument("--task-type", metavar="TYPE")
+    _tenant_option(opening, required=True)
+    for name, text, run in (
+        ("show", "show a task and what it cost", reads(money.task_show)),
+        ("finish", "end a task that did its work", changes(money.task_finish)),
+        ("fail", "end a task that did not", changes(money.task_fail)),
+    ):
+        command = _add(area, name, text, run)
+        command.add_argument("task", metavar="TASK", help="name or id")
+        _tenant_option(command)
+
+
+def _prices_area(area: Commands) -> None:
+    _listing(area, "list every price a deployment had, per token", reports.prices_list)
+
+
+def _spend_command(command: Parser) -> None:
+    command.add_argument("--by", required=True, choices=spend.GROUPINGS)
+    command.add_argument("--from", dest="first", metavar="DATE", help="the first day")
+    command.add_argument("--to", dest="last", metavar="DATE", help="the last day")
+    command.add_argument("--zone", help="whose days (default: the tenant's zone, else UTC)")
+    _tenant_option(command)
+    _csv_option(command)
+
+
+def _unit_cost_command(command: Parser) -> None:
+    command.add_argument("config", nargs="?", type=Path, metavar="CONFIG")
+    command.add_argument("--usd-per-hour", type=_above_zero, metavar="D")
+    command.add_argument("--tokens-per-second", type=_above_zero, metavar="R")
+    _csv_option(command)
+
+
 def _db_area(area: Commands) -> None:
     _add(area, "migrate", "bring the database to this version's schema", db_migrate)
     _add(area, "status", "say where the database stands", db_status)
 
 
 def _audit_area(area: Commands) -> None:
-    listing = _add(area, "list", "list changes, newest first", reads(commands.audit_list))
+    listing = _listing(area, "list changes, newest first", commands.audit_list)
     listing.add_argument("--limit", type=_positive, default=100, metavar="N")
     _tenant_option(listing)
 
 
+def _check_command(command: Parser) -> None:
+    command.add_argument("config", nargs="?", type=Path, metavar="CONFIG")
+
+
+#: Commands of one word: name, how the help shows it, what it does.
+SINGLE: tuple[tuple[str, str, str, Callable[[Namespace], int], Callable[[Parser], None]], ...] = (
+    (
+        "check",
+        "check [CONFIG]",
+        "report every problem of a configuration",
+        check_config,
+        _check_command,
+    ),
+    (
+        "spend",
+        "spend --by X",
+        f"what was spent, by {', '.join(spend.GROUPINGS)}",
+        reads(reports.spend_by),
+        _spend_command,
+    ),
+    (
+        "unit-cost",
+        "unit-cost",
+        "a million output tokens on machines of your own",
+        unit_cost,
+        _unit_cost_command,
+    ),
+)
 AREAS: tuple[tuple[str, str, Callable[[Commands], None]], ...] = (
     ("tenant", "who pays, and whose data it is", _tenant_area),
     ("grant", "what a tenant may use", _grant_area),
     ("key", "virtual keys", _key_area),
+    ("budget", "what may be spent, and what is left of it", _budget_area),
+    ("task", "pieces of work, and what each cost", _task_area),
+    ("prices", "what a token cost, and since when", _prices_area),
     ("db", "the ledger's database", _db_area),
     ("audit", "who changed what", _audit_area),
 )
@@ -358,6 +491,13 @@ def _positive(text: str) -> int:
     return number
 
 
+def _above_zero(text: str) -> Decimal:
+    number = Decimal(text) if money.USD.fullmatch(text) else Decimal(0)
+    if number <= 0:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    return number
+
+
 # Output
 
 
@@ -365,48 +505,17 @@ def say(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def show(data: Any, *, as_json: bool) -> None:
-    if as_json:
+def show(data: Any, *, as_json: bool, as_csv: bool = False) -> None:
+    if as_csv and not as_json:
+        sys.stdout.write(output.as_csv(data))
+    elif as_json:
         # A terminal that cannot show every character gets them escaped.
         utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
         print(json.dumps(data, ensure_ascii=not utf8, indent=2))
     else:
-        for line in _lines(data):
+        for line in output.lines(data):
             print(line)
     sys.stdout.flush()
-
-
-def _lines(data: Any) -> list[str]:
-    if isinstance(data, list):
-        return _table(data)
-    lines = []
-    for name, value in data.items():
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            lines += [f"{name}:", *(f"  {line}" for line in _table(value))]
-        elif isinstance(value, dict):
-            lines += [f"{name}:", *(f"  {line}" for line in _lines(value))]
-        else:
-            lines.append(f"{name}: {_cell(value)}")
-    return lines
-
-
-def _table(rows: list[dict[str, Any]]) -> list[str]:
-    if not rows:
-        return []
-    cells = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in cells
-    ]
-
-
-def _cell(value: Any) -> str:
-    if value is None or value == []:
-        return "-"
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else str(value)
 
 
 def run() -> NoReturn:

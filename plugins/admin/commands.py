@@ -63,8 +63,8 @@ class Desk:
 
 
 def tenant_add(desk: Desk, args: Namespace) -> Data:
-    _check_name("tenant name", args.name)
-    _check_zone("--zone", args.zone)
+    check_name("tenant name", args.name)
+    check_zone("--zone", args.zone)
     existing = tenants.find(desk.conn, args.name)
     if existing is None:
         try:
@@ -91,7 +91,7 @@ def tenant_list(desk: Desk, _args: Namespace) -> list[Data]:
 
 
 def tenant_show(desk: Desk, args: Namespace) -> Data:
-    tenant = _find_tenant(desk, args.name)
+    tenant = find_tenant(desk, args.name)
     granted = grants.listed(desk.conn, tenant.id)
     return {
         **_tenant(tenant),
@@ -104,8 +104,8 @@ def tenant_show(desk: Desk, args: Namespace) -> Data:
 
 
 def tenant_set_zone(desk: Desk, args: Namespace) -> Data:
-    _check_zone("ZONE", args.zone)
-    tenant = _find_tenant(desk, args.name)
+    check_zone("ZONE", args.zone)
+    tenant = find_tenant(desk, args.name)
     if tenant.zone == args.zone:
         desk.say(f"tenant {tenant.name!r} already has zone {tenant.zone}")
         return _tenant(tenant)
@@ -113,7 +113,7 @@ def tenant_set_zone(desk: Desk, args: Namespace) -> Data:
 
 
 def tenant_disable(desk: Desk, args: Namespace) -> Data:
-    tenant = _find_tenant(desk, args.name)
+    tenant = find_tenant(desk, args.name)
     if tenant.disabled:
         desk.say(f"tenant {tenant.name!r} is already disabled")
         return _tenant(tenant)
@@ -121,7 +121,7 @@ def tenant_disable(desk: Desk, args: Namespace) -> Data:
 
 
 def tenant_enable(desk: Desk, args: Namespace) -> Data:
-    tenant = _find_tenant(desk, args.name)
+    tenant = find_tenant(desk, args.name)
     if not tenant.disabled:
         desk.say(f"tenant {tenant.name!r} is already enabled")
         return _tenant(tenant)
@@ -138,7 +138,7 @@ def grant_add(desk: Desk, args: Namespace) -> list[Data]:
         if problem is not None:
             hint = _pattern_hint(dimension, pattern)
             raise RefusedError(f"--{dimension} {pattern!r}: {problem}{hint}")
-    tenant = _find_tenant(desk, args.tenant)
+    tenant = find_tenant(desk, args.tenant)
     added = grants.add(desk.conn, tenant, patterns, actor=desk.actor)
     for dimension, pattern in patterns:
         if (dimension, pattern) not in added:
@@ -149,7 +149,7 @@ def grant_add(desk: Desk, args: Namespace) -> list[Data]:
 
 def grant_remove(desk: Desk, args: Namespace) -> list[Data]:
     patterns = _patterns(args)
-    tenant = _find_tenant(desk, args.tenant)
+    tenant = find_tenant(desk, args.tenant)
     before = grants.listed(desk.conn, tenant.id)
     removed = grants.remove(desk.conn, tenant, patterns, actor=desk.actor)
     missing = [f"{d} {p!r}" for d, p in patterns if (d, p) not in removed]
@@ -162,11 +162,11 @@ def grant_remove(desk: Desk, args: Namespace) -> list[Data]:
 
 
 def grant_list(desk: Desk, args: Namespace) -> list[Data]:
-    tenant = _tenant_asked_for(desk, args)
+    tenant = tenant_asked_for(desk, args)
     found = grants.listed(desk.conn, tenant.id if tenant else None)
     if not found:
         rest = " --model MODEL --provider PROVIDER --region REGION"
-        _say_none_yet(desk, tenant, "grants", "grant add", rest)
+        say_none_yet(desk, tenant, "grants", "grant add", rest)
     return [_grant(row) for row in found]
 
 
@@ -175,9 +175,9 @@ def grant_list(desk: Desk, args: Namespace) -> list[Data]:
 
 def key_issue(desk: Desk, args: Namespace) -> Data:
     if args.alias is not None:
-        _check_name("--alias", args.alias)
-    expires_at = None if args.expires is None else _expiry(args.expires, desk.now)
-    tenant = _find_tenant(desk, args.tenant)
+        check_name("--alias", args.alias)
+    expires_at = None if args.expires is None else checked_expiry(args.expires, desk.now)
+    tenant = find_tenant(desk, args.tenant)
     secret = new_secret(secrets.token_bytes)
     key = keys.issue(desk.conn, tenant, _new_key(secret, args.alias, expires_at), actor=desk.actor)
     if tenant.disabled:
@@ -186,15 +186,15 @@ def key_issue(desk: Desk, args: Namespace) -> Data:
 
 
 def key_list(desk: Desk, args: Namespace) -> list[Data]:
-    tenant = _tenant_asked_for(desk, args)
+    tenant = tenant_asked_for(desk, args)
     found = keys.listed(desk.conn, tenant.id if tenant else None)
     if not found:
-        _say_none_yet(desk, tenant, "keys", "key issue")
+        say_none_yet(desk, tenant, "keys", "key issue")
     return [_key(key, desk.now) for key in found]
 
 
 def key_block(desk: Desk, args: Namespace) -> Data:
-    key = _find_key(desk, args)
+    key = find_key(desk, args)
     _refuse_revoked(key)
     if key.blocked_at is not None:
         desk.say(f"key {key.prefix} is already blocked")
@@ -203,7 +203,7 @@ def key_block(desk: Desk, args: Namespace) -> Data:
 
 
 def key_unblock(desk: Desk, args: Namespace) -> Data:
-    key = _find_key(desk, args)
+    key = find_key(desk, args)
     _refuse_revoked(key)
     if key.blocked_at is None:
         desk.say(f"key {key.prefix} is not blocked")
@@ -212,7 +212,7 @@ def key_unblock(desk: Desk, args: Namespace) -> Data:
 
 
 def key_revoke(desk: Desk, args: Namespace) -> Data:
-    key = _find_key(desk, args)
+    key = find_key(desk, args)
     if key.revoked_at is not None:
         desk.say(f"key {key.prefix} is already revoked")
         return _key(key, desk.now)
@@ -222,9 +222,9 @@ def key_revoke(desk: Desk, args: Namespace) -> Data:
 def key_rotate(desk: Desk, args: Namespace) -> Data:
     """Issue a successor with the same alias and expiry; the old key works through the grace."""
     grace = _grace(args.grace)
-    key = _find_key(desk, args)
+    key = find_key(desk, args)
     _refuse_to_rotate(desk, key)
-    expires_at = key.expires_at if args.expires is None else _expiry(args.expires, desk.now)
+    expires_at = key.expires_at if args.expires is None else checked_expiry(args.expires, desk.now)
     old_expires_at = keys.grace_end(key, later(desk.now, grace))
     secret = new_secret(secrets.token_bytes)
     new = keys.rotate(
@@ -237,16 +237,16 @@ def key_rotate(desk: Desk, args: Namespace) -> Data:
     return {
         **_issued(desk, new, secret),
         "old_key_id": str(key.id),
-        "old_expires_at": _time(old_expires_at),
+        "old_expires_at": shown_time(old_expires_at),
     }
 
 
 def audit_list(desk: Desk, args: Namespace) -> list[Data]:
-    tenant = _tenant_asked_for(desk, args)
+    tenant = tenant_asked_for(desk, args)
     return [
         {
             "id": entry.id,
-            "at": _time(entry.at),
+            "at": shown_time(entry.at),
             "actor": entry.actor,
             "action": entry.action,
             "subject": entry.subject,
@@ -258,33 +258,33 @@ def audit_list(desk: Desk, args: Namespace) -> list[Data]:
 # What is asked for
 
 
-def _find_tenant(desk: Desk, name_or_id: str) -> TenantRow:
+def find_tenant(desk: Desk, name_or_id: str) -> TenantRow:
     tenant = tenants.find(desk.conn, name_or_id)
     if tenant is None:
         raise RefusedError(f"no tenant {name_or_id!r}: see 'deploy/admin tenant list'")
     return tenant
 
 
-def _tenant_asked_for(desk: Desk, args: Namespace) -> TenantRow | None:
+def tenant_asked_for(desk: Desk, args: Namespace) -> TenantRow | None:
     """Return the tenant that `--tenant` narrows to; None: all of them."""
-    return None if args.tenant is None else _find_tenant(desk, args.tenant)
+    return None if args.tenant is None else find_tenant(desk, args.tenant)
 
 
-def _say_none_yet(
+def say_none_yet(
     desk: Desk, tenant: TenantRow | None, what: str, command: str, rest: str = ""
 ) -> None:
     of, name = (f" of {tenant.name!r}", shlex.quote(tenant.name)) if tenant else ("", "TENANT")
     desk.say(f"no {what}{of} yet: deploy/admin {command} --tenant {name}{rest}")
 
 
-def _find_key(desk: Desk, args: Namespace) -> KeyRow:
+def find_key(desk: Desk, args: Namespace) -> KeyRow:
     if args.key.startswith(SECRET_START) and len(args.key) > PREFIX_LENGTH:
         # Never repeated: this may be the key itself.
         raise RefusedError(
             f"name a key by its id, its first {PREFIX_LENGTH} characters or its alias,"
             " not by the whole key"
         )
-    tenant = _tenant_asked_for(desk, args)
+    tenant = tenant_asked_for(desk, args)
     found = keys.named(desk.conn, args.key, tenant.id if tenant else None)
     if not found:
         raise RefusedError(
@@ -343,13 +343,13 @@ def _pattern_hint(dimension: Dimension, pattern: str) -> str:
     return "" if dimension is Dimension.MODEL else f"; {LABEL_RULE}"
 
 
-def _check_name(what: str, name: str) -> None:
+def check_name(what: str, name: str) -> None:
     problem = name_problem(name)
     if problem is not None:
         raise RefusedError(f"{what}: {problem}")
 
 
-def _check_zone(what: str, zone: str) -> None:
+def check_zone(what: str, zone: str) -> None:
     known = zoneinfo.available_timezones()
     if zone == "UTC" or zone in known:
         return
@@ -361,7 +361,7 @@ def _check_zone(what: str, zone: str) -> None:
     raise RefusedError(f"{what}: expected a name such as Europe/Berlin or UTC, got {zone!r}")
 
 
-def _expiry(text: str, now: datetime) -> datetime:
+def checked_expiry(text: str, now: datetime) -> datetime:
     try:
         return expiry(text, now)
     except ValueError as error:
@@ -388,7 +388,7 @@ def _tenant(tenant: TenantRow) -> Data:
         "name": tenant.name,
         "zone": tenant.zone,
         "state": "disabled" if tenant.disabled else "active",
-        "created_at": _time(tenant.created_at),
+        "created_at": shown_time(tenant.created_at),
     }
 
 
@@ -397,7 +397,7 @@ def _grant(row: GrantRow) -> Data:
         "tenant": row.tenant,
         "dimension": row.dimension.value,
         "pattern": row.pattern,
-        "created_at": _time(row.created_at),
+        "created_at": shown_time(row.created_at),
     }
 
 
@@ -408,8 +408,8 @@ def _key(key: KeyRow, now: datetime) -> Data:
         "tenant": key.tenant,
         "alias": key.alias,
         "state": key.state(now),
-        "created_at": _time(key.created_at),
-        "expires_at": _time(key.expires_at),
+        "created_at": shown_time(key.created_at),
+        "expires_at": shown_time(key.expires_at),
         "replaced_by": None if key.replaced_by is None else str(key.replaced_by),
     }
 
@@ -421,9 +421,9 @@ def _issued(desk: Desk, key: KeyRow, secret: str) -> Data:
         "key": secret,
         "prefix": key.prefix,
         "tenant": key.tenant,
-        "expires_at": _time(key.expires_at),
+        "expires_at": shown_time(key.expires_at),
     }
 
 
-def _time(moment: datetime | None) -> str | None:
+def shown_time(moment: datetime | None) -> str | None:
     return None if moment is None else moment.astimezone(UTC).isoformat()

@@ -16,6 +16,7 @@ from plugins.admin import cli
 from plugins.ledger.database import connect_engine
 from plugins.ledger.migrate import migrate
 from plugins.setup.postgres import EmbeddedPostgres
+from tests.ledger.settled import Shop, shop
 
 TEMPLATE = "ledger_template"
 _numbers = count(1)
@@ -73,3 +74,10 @@ def _office(
         return Ran(code, json.loads(out) if out else None, out, err)
 
     return run
+
+
+@pytest.fixture(name="open_shop")
+def _open_shop(ledger_url: str) -> Iterator[Callable[..., Shop]]:
+    """Make tenants that call."""
+    with psycopg.connect(ledger_url, autocommit=True) as conn:
+        yield lambda name="acme", zone="UTC": shop(conn, ledger_url, name, zone)

@@ -560,7 +560,7 @@ def test_the_actor_is_the_account_not_the_environment(
 def test_db_commands(office: Office, fresh_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Status says what is missing, migrate does it, and both may be repeated."""
     monkeypatch.setenv("LEDGER_URL", fresh_database)
-    done = {"state": "current", "current": "0002", "head": "0002", "pending": []}
+    done = {"state": "current", "current": "0003", "head": "0003", "pending": []}
 
     assert refused(office("tenant", "list")) == (
         "The ledger database has no Wicketgate tables yet. Run 'deploy/admin db migrate'."
@@ -569,10 +569,10 @@ def test_db_commands(office: Office, fresh_database: str, monkeypatch: pytest.Mo
     assert ok(office("db", "status")) == {
         "state": "behind",
         "current": None,
-        "head": "0002",
-        "pending": ["0001", "0002"],
+        "head": "0003",
+        "pending": ["0001", "0002", "0003"],
     }
-    assert ok(office("db", "migrate")) == {**done, "applied": ["0001", "0002"]}
+    assert ok(office("db", "migrate")) == {**done, "applied": ["0001", "0002", "0003"]}
     again = office("db", "migrate")
     assert ok(again) == {**done, "applied": []}
     assert again.err == "nothing to migrate\n"
@@ -584,7 +584,7 @@ def test_a_database_ahead_of_the_code(office: Office, ledger_url: str) -> None:
     with psycopg.connect(ledger_url) as conn:
         conn.execute("UPDATE wicketgate.alembic_version SET version_num = '9999'")
     line = (
-        "the database is at revision 9999, this code knows only up to 0002:"
+        "the database is at revision 9999, this code knows only up to 0003:"
         " run the newer version of Wicketgate that migrated it\n"
     )
 

@@ -19,6 +19,7 @@ from plugins.ledger.database import LedgerUnavailable
 from plugins.ledger.tables import metadata
 
 ROOT = Path(__file__).parents[2]
+REVISIONS = ["0001", "0002", "0003"]
 RUNNER_LOCK = "hashtext('wicketgate.migrations')"
 
 
@@ -82,16 +83,17 @@ def test_check_constraints_agree(ledger_url: str) -> None:
 def test_up_down_up(fresh_database: str) -> None:
     """Undoing leaves Alembic's own table only, and everything can be made again."""
     url = fresh_database
-    assert migrate.migrate(url, quiet) == ["0001", "0002"]
+    assert migrate.migrate(url, quiet) == REVISIONS
     assert tables(url) > {"tenants", "keys", "grants", "audit_log", "snapshot_revision"}
 
     command.downgrade(migrate.alembic_config(url), "base")
     assert tables(url) == {"alembic_version"}
+    assert not names(url, "SELECT nspname FROM pg_namespace WHERE nspname = 'finance'")
     assert not names(
         url, "SELECT proname FROM pg_proc WHERE pronamespace = 'wicketgate'::regnamespace"
     )
 
-    assert migrate.migrate(url, quiet) == ["0001", "0002"]
+    assert migrate.migrate(url, quiet) == REVISIONS
 
 
 def test_nothing_outside_the_schema(ledger_url: str) -> None:
@@ -103,15 +105,17 @@ def test_status_before_and_after(fresh_database: str) -> None:
     """Status says what is pending, and migrating twice applies it once."""
     lines: list[str] = []
 
-    assert migrate.status(fresh_database) == migrate.Status(None, "0002", ("0001", "0002"))
-    assert migrate.migrate(fresh_database, lines.append) == ["0001", "0002"]
-    assert migrate.status(fresh_database) == migrate.Status("0002", "0002", ())
+    assert migrate.status(fresh_database) == migrate.Status(None, "0003", tuple(REVISIONS))
+    assert migrate.migrate(fresh_database, lines.append) == REVISIONS
+    assert migrate.status(fresh_database) == migrate.Status("0003", "0003", ())
     assert migrate.migrate(fresh_database, lines.append) == []
     assert lines == [
         "migrated the database to 0001: Create tenants, keys, grants, the audit log and the"
         " snapshot revision.",
         "migrated the database to 0002: Create budgets, tasks, prices, attempts and the functions"
         " that hold and settle.",
+        "migrated the database to 0003: Create what finance reads: the views of schema finance,"
+        " for role finance_reader.",
     ]
 
 
@@ -123,7 +127,7 @@ def test_a_database_ahead_of_the_code_is_refused(ledger_url: str) -> None:
     with pytest.raises(migrate.MigrationError) as refused:
         migrate.migrate(ledger_url, quiet)
     assert str(refused.value) == (
-        "the database is at revision 9999, this code knows only up to 0002:"
+        "the database is at revision 9999, this code knows only up to 0003:"
         " run the newer version of Wicketgate that migrated it"
     )
 
@@ -175,7 +179,7 @@ def test_a_second_runner_waits(fresh_database: str) -> None:
     """It touches nothing while the first one is at work, then goes on."""
     applied, lines, errors = while_another_migrates(fresh_database, lambda: None)
 
-    assert (applied, errors) == (["0001", "0002"], [])
+    assert (applied, errors) == (REVISIONS, [])
     assert lines[0] == "waiting for another migration to end"
 
 

@@ -161,6 +161,9 @@ def test_usage_errors(argv: list[str], line: str, capsys: pytest.CaptureFixture[
         *[f"tenant {name}" for name in ("add", "list", "show", "set-zone", "disable", "enable")],
         *[f"grant {name}" for name in ("add", "remove", "list")],
         *[f"key {name}" for name in ("issue", "list", "block", "unblock", "rotate", "revoke")],
+        *[f"budget {name}" for name in ("set", "list", "show", "remove")],
+        *[f"task {name}" for name in ("list", "show", "open", "finish", "fail")],
+        *["spend", "unit-cost", "prices list"],
         *["db migrate", "db status", "audit list"],
     ],
 )
@@ -182,6 +185,8 @@ def test_the_first_help_lists_every_command(capsys: pytest.CaptureFixture[str]) 
     out = capsys.readouterr().out
     assert "python -m" not in out
     assert "check [CONFIG]" in out
+    assert "  spend --by X " in out
+    assert "    set, list, show, remove\n" in out
     assert "    add, list, show, disable, enable, set-zone\n" in out
     assert "    issue, list, block, unblock, revoke, rotate\n" in out
     assert out.count("  deploy/admin ") == 2
