@@ -191,6 +191,17 @@ class Books:
             if left is not None:
                 account.left[unit] = left
 
+    def end_task_soon(self, key: Key, call: Call) -> None:
+        """Give the task of *call* the outcome it names, if it names one."""
+        if call.task_id is not None and call.task_outcome is not None:
+            self._keep(self._end_task(UUID(key.tenant.id), call.task_id, call.task_outcome))
+
+    async def _end_task(self, tenant_id: UUID, name: str, outcome: str) -> None:
+        try:
+            await self._ledger.end_task(tenant_id, name, outcome)
+        except LedgerUnavailable:
+            log.warning("a task's outcome could not be written down; 'deploy/admin task' can")
+
     async def standing(self, key: Key) -> dict[str, Any]:
         """Return the budgets that cover *key* and what its tenant has spent today.
 

@@ -300,6 +300,8 @@ class Entrance:
     def close(self, entry: InFlight, *, client_left: bool) -> None:
         """Settle what no hook has settled by the time the answer is over."""
         account = entry.account
+        if entry.call is not None:
+            self._books.end_task_soon(entry.key, entry.call)
         if account.prepared is not None:
             self._books.void_soon(account.prepared)
         for attempt in account.attempts.values():
@@ -333,7 +335,7 @@ def _headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str] | Refusal:
 
 _SINGLE = frozenset(
     {"authorization", "x-api-key", "content-type", "content-length", "content-encoding",
-     "x-data-class", "x-task-type", "x-task-id", "x-max-cost-usd"}
+     "x-data-class", "x-task-type", "x-task-id", "x-task-outcome", "x-max-cost-usd"}
 )  # fmt: skip
 
 

@@ -206,6 +206,15 @@ class AsyncLedger:
     async def settle(self, settlement: Settlement) -> Settled:
         return Settled(*await self._one(_SETTLE, settlement.values()))
 
+    async def end_task(self, tenant_id: UUID, name: str, state: str) -> None:
+        """Give an open task its outcome; one that has ended keeps the one it has."""
+        await self._one(
+            "WITH ended AS (UPDATE wicketgate.tasks SET state = %s, ended_at = clock_timestamp()"
+            " WHERE tenant_id = %s AND name = %s AND state = 'open' RETURNING id)"
+            " SELECT count(*) AS ended FROM ended",
+            (state, tenant_id, name),
+        )
+
     async def standing(self, tenant_id: UUID, key_id: UUID) -> tuple[Any, Any]:
         """Return the budgets that cover a key, and what its tenant has spent today."""
         row = await self._one(_STANDING, {"tenant": tenant_id, "key": key_id})

@@ -54,6 +54,8 @@ class Call:
 
         writes_cache: Whether the caller asks for prompt parts to be cached, at their own price.
 
+        task_outcome: `finished` or `failed`, when the caller says that this ends its task.
+
         max_cost: US dollars this call may cost over all its attempts; None: it does not say.
     """
 
@@ -68,6 +70,7 @@ class Call:
     reasoning_budget: int = 0
     writes_cache: bool = False
     max_cost: Decimal | None = None
+    task_outcome: str | None = None
 
 
 def read_call(
@@ -99,6 +102,11 @@ def read_call(
     max_cost = _max_cost(headers.get("x-max-cost-usd"))
     if isinstance(max_cost, Refusal):
         return max_cost
+    outcome = headers.get("x-task-outcome")
+    if outcome not in (None, "finished", "failed"):
+        return malformed(
+            "The header 'x-task-outcome' may be 'finished' or 'failed'.", "x-task-outcome"
+        )
     thinking = body.get("thinking") or {}
     call = Call(
         model=body["model"],
@@ -112,6 +120,7 @@ def read_call(
         reasoning_budget=thinking.get("budget_tokens") or 0,
         writes_cache="cache_control" in repr(body.get("messages")) + repr(body.get("system")),
         max_cost=max_cost,
+        task_outcome=outcome,
     )
     return call, _to_send_on(route, body)
 

@@ -423,3 +423,34 @@ def test_the_official_client_does_not_retry_a_budget_refusal(p, providers, new_t
 
     assert sent == ["/v1/chat/completions"]
     assert providers.seen()["A"] == 0
+
+
+def test_a_task_opens_with_its_first_call_and_ends_with_its_last(
+    p, providers, new_tenant, treasury
+):
+    """The task gathers what its calls cost; the header on the last one ends it."""
+    acme = new_tenant("acme", models=["cloud-eu"])
+    providers.a.always(answers(1000, 500))
+    work = {"x-task-id": "run-7", "x-task-type": "summarize"}
+    body = chat("cloud-eu", max_tokens=500)
+
+    p.post("/v1/chat/completions", acme.key, body, headers=work)
+    p.post("/v1/chat/completions", acme.key, body, headers={**work, "x-task-outcome": "finished"})
+
+    treasury.rows(acme, 2)
+
+    def task():
+        (row,) = treasury.ask(
+            "SELECT k.* FROM wicketgate.tasks k JOIN wicketgate.tenants t ON t.id = k.tenant_id"
+            " WHERE t.name = %s",
+            acme.name,
+        )
+        return row
+
+    eventually(lambda: task()["state"] == "finished")
+    assert (task()["name"], task()["task_type"]) == ("run-7", "summarize")
+    assert (task()["requests"], task()["cost_usd"]) == (2, Decimal("0.012"))
+    wrong = p.post(
+        "/v1/chat/completions", acme.key, body, headers={**work, "x-task-outcome": "perhaps"}
+    )
+    refused(wrong, 400, "invalid_request_error")

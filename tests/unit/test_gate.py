@@ -53,6 +53,8 @@ class Books:
 
     def settle_soon(self, *settled: Any) -> None: ...
 
+    def end_task_soon(self, *ended: Any) -> None: ...
+
 
 class LiteLLM:
     """Journals each request and answers what it is told to."""
