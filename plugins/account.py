@@ -45,6 +45,8 @@ class Attempt:
         cap: The output tokens of one answer that were set aside, and that go upstream.
 
         sent: Whether it was let through to the provider.
+
+        void: Whether it turned out that it never reached the provider; it has no row.
     """
 
     id: UUID
@@ -55,6 +57,7 @@ class Attempt:
     held_usd: Decimal | None
     sent: bool = False
     settled: bool = False
+    void: bool = False
     meter: Meter = field(default_factory=Meter)
     cost: Decimal | None = None
 
@@ -74,7 +77,6 @@ class Account:
     body: Mapping[str, Any] = field(repr=False)
     prepared: Attempt | None = None
     attempts: dict[tuple[object, ...], Attempt] = field(default_factory=dict)
-    number: int = 0
     models: set[str] = field(default_factory=set)
     providers: set[str] = field(default_factory=set)
     left: dict[str, Decimal] = field(default_factory=dict)

@@ -127,7 +127,6 @@ class Books:
         prompt: Counted,
         call: Call,
     ) -> Attempt:
-        account.number = wanted.number
         account.models.add(priced.deployment.model)
         account.providers.add(priced.deployment.provider)
         self._hear(account, result.left_usd, result.left_tokens)
@@ -159,7 +158,7 @@ class Books:
         return Wanted(
             id=uuid4(),
             request_id=UUID(request_id),
-            number=account.number + 1,
+            number=1 + sum(not attempt.void for attempt in account.attempts.values()),
             first_of_model=priced.deployment.model not in account.models,
             first_of_provider=priced.deployment.provider not in account.providers,
             tenant_id=UUID(key.tenant.id),
@@ -242,7 +241,7 @@ class Books:
     def void_soon(self, attempt: Attempt) -> None:
         """Give back what an attempt holds that was never sent."""
         if not attempt.settled:
-            attempt.settled = True
+            attempt.settled = attempt.void = True
             self._keep(self._write(Settlement(attempt.id, "void"), None))
 
     def _settlement(

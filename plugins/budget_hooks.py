@@ -107,10 +107,12 @@ class BudgetHooks(CustomLogger):
         if entry is None or attempt is None:
             return
         meter, account = attempt.meter, entry.account
+        asked = (account.body.get("stream_options") or {}).get("include_usage") is True
         try:
             async for piece in response:
                 meter.see(piece)
-                yield piece
+                if asked or not seam.only_usage(piece):
+                    yield piece
         except (asyncio.CancelledError, GeneratorExit):
             status = "partial" if meter.pieces else "cancelled"
             running.books.settle_soon(account, attempt, status, "client_left")

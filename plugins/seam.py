@@ -198,6 +198,13 @@ def ask_for_usage(kwargs: dict[str, Any], call_type: Any) -> dict[str, Any]:
     return {**kwargs, "stream_options": {**options, "include_usage": True}}
 
 
+def only_usage(piece: Any) -> bool:
+    """Tell whether a piece of a completions stream carries usage and nothing else."""
+    if getattr(piece, "object", None) != "text_completion" or not getattr(piece, "usage", None):
+        return False
+    return not any(choice.text or choice.finish_reason for choice in piece.choices)
+
+
 def usage_is_a_guess(stream: Any) -> bool:
     """Tell whether the usage a stream ended with is LiteLLM's own estimate.
 

@@ -50,6 +50,8 @@ DECLARE
     v_room_tokens numeric;
     v_amounts numeric[];
 BEGIN
+    -- A budget that is being made waits for the holds under way, and the next ones for it.
+    PERFORM pg_advisory_xact_lock_shared(hashtext('wicketgate.budgets'));
     SELECT * INTO STRICT v_price FROM wicketgate.price_revisions WHERE id = p_price;
     SELECT zone INTO STRICT v_zone FROM wicketgate.tenants WHERE id = p_tenant;
     IF p_task IS NOT NULL THEN

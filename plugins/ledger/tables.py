@@ -304,6 +304,7 @@ attempts = Table(
     ),
     Index(None, "request_id"),
     Index(None, "tenant_id", "admitted_at"),
+    Index(None, "admitted_at"),
     Index("ix_attempts_task_id", "task_id", postgresql_where=text("task_id IS NOT NULL")),
     postgresql_partition_by="RANGE (admitted_at)",
 )

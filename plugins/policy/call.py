@@ -149,6 +149,11 @@ def _to_send_on(route: Route, body: Mapping[str, Any]) -> dict[str, Any]:
     cleaned = {name: value for name, value in body.items() if name != "metadata"}
     if "messages" in cleaned:
         cleaned["messages"] = [_own_words(message) for message in cleaned["messages"]]
+    options = cleaned.get("stream_options")
+    if options is not None and options.get("include_usage") is False:
+        # Not to be shown usage is the caller's wish, not to be told it by the provider is not.
+        kept = {name: value for name, value in options.items() if name != "include_usage"}
+        cleaned["stream_options"] = kept or None
     if "store" in (route.fields or {}):
         # Left out, it would mean that the provider keeps the answer.
         cleaned["store"] = False

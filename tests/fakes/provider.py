@@ -195,7 +195,7 @@ class Provider:
             text = f"{self.name} at {self.url} is out of order"
             document = script.document or dialect.error(script.status, text)
         else:
-            document = dialect.whole(seen.body, script)
+            document = script.whole or dialect.whole(seen.body, script)
         body = json.dumps(document).encode()
         return script.status, body[: len(body) // 2] if script.fault is Fault.NOT_JSON else body
 

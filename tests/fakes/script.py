@@ -35,6 +35,8 @@ class Script:
 
         cut_after: A stream is broken off after so many chunks of text.
 
+        whole: The document of a plain answer of 200; None: a plausible one.
+
         pause: Seconds between two chunks of a stream.
     """
 
@@ -47,6 +49,7 @@ class Script:
     document: Any = None
     fault: Fault | None = None
     cut_after: int | None = None
+    whole: Any = None
     pause: float = 0.0
 
 

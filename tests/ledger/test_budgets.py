@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import psycopg
 import pytest
 
 from tests.ledger.settled import Shop
@@ -272,3 +274,36 @@ def test_not_a_budget(argv: list[str], line: str, office: Office, open_shop: Ope
 def test_unknown_budget(office: Office) -> None:
     """An id that is none is refused."""
     assert refused(office("budget", "show", "x")) == "no budget 'x': see 'deploy/admin budget list'"
+
+
+def test_a_budget_made_among_settlements(
+    office: Office, open_shop: OpenShop, ledger_url: str
+) -> None:
+    """Calls that go on while a budget is made are each in it once, settled or held."""
+    acme = open_shop()
+    stop = threading.Event()
+
+    def calls() -> None:
+        with psycopg.connect(ledger_url, autocommit=True) as conn:
+            mine = Shop(ledger_url, acme.tenant, acme.key, acme.price, conn)
+            while not stop.is_set():
+                mine.call("0.001")
+
+    threads = [threading.Thread(target=calls) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        made = [
+            set_budget(office, "--tokens", "1000000", "--window", "month", "--task-type", "none"),
+            set_budget(office, "--usd", "1000", "--window", "month"),
+            set_budget(office, "--tokens", "1000000000", "--window", "month"),
+        ]
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(30)
+
+    [(attempts,)] = acme.run("SELECT count(*) FROM wicketgate.attempts")
+    assert attempts > 0
+    tokens = ok(office("budget", "show", made[2]["id"]))
+    assert (int(tokens["used"]), tokens["held"]) == (attempts * 15, "0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 
@@ -454,3 +455,91 @@ def test_a_task_opens_with_its_first_call_and_ends_with_its_last(
         "/v1/chat/completions", acme.key, body, headers={**work, "x-task-outcome": "perhaps"}
     )
     refused(wrong, 400, "invalid_request_error")
+
+
+@pytest.mark.parametrize("options", [None, {"include_usage": False}, {"include_usage": True}])
+@pytest.mark.parametrize(
+    ("path", "make", "model"),
+    [
+        ("/v1/chat/completions", chat, "cloud-eu"),
+        ("/v1/chat/completions", chat, "claude-eu"),
+        ("/v1/completions", completion, "cloud-eu"),
+    ],
+)
+def test_usage_is_shown_to_who_asked_for_it(
+    p, providers, new_tenant, treasury, path, make, model, options
+):
+    """O-12: the provider is always asked; the caller sees the extra chunk only on request."""
+    acme = new_tenant("acme", models=[model], regions=["eu"])
+    providers.a.always(answers(5, 3))
+    more = {} if options is None else {"stream_options": options}
+
+    answer = p.post(path, acme.key, make(model, stream=True, **more))
+
+    lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
+    chunks = [json.loads(line) for line in lines if line != "[DONE]"]
+    told = [chunk["usage"] for chunk in chunks if chunk.get("usage")]
+    asked = options == {"include_usage": True}
+    assert len(told) == (1 if asked else 0)
+    assert lines[-1] == "[DONE]"
+    (row,) = treasury.rows(acme, 1)
+    assert (row["prompt_tokens"], row["completion_tokens"]) == (5, 3)
+    assert row["usage_source"] == "provider"
+
+
+CACHED = [
+    pytest.param(
+        {
+            "prompt_tokens": 10_000,
+            "completion_tokens": 500,
+            "total_tokens": 10_500,
+            "prompt_tokens_details": {"cached_tokens": 8_000},
+        },
+        *("0.012", 8_000, None),
+        id="U1",
+    ),
+    pytest.param(
+        {
+            "prompt_tokens": 51,
+            "completion_tokens": 136,
+            "total_tokens": 187,
+            "completion_tokens_details": {"reasoning_tokens": 31},
+        },
+        *("0.00119", 0, None),
+        id="U3",
+    ),
+    pytest.param(
+        {
+            "prompt_tokens": 100,
+            "completion_tokens": 10,
+            "total_tokens": 110,
+            "prompt_tokens_details": {"cached_tokens": 250},
+        },
+        *("0.00013", 100, "inconsistent"),
+        id="U4",
+    ),
+]
+
+
+@pytest.mark.parametrize(("usage", "cost", "cached", "flag"), CACHED)
+def test_cached_and_reasoning_tokens_cost_once(
+    p, providers, new_tenant, treasury, usage, cost, cached, flag
+):
+    """O-26: they are part of the prompt and the output, and never added again."""
+    acme = new_tenant("acme", models=["cached"], regions=["eu"])
+    message = {"role": "assistant", "content": "yes"}
+    document = {
+        "id": "x",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "x",
+        "usage": usage,
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+    }
+    providers.a.always(Script(whole=document))
+
+    p.post("/v1/chat/completions", acme.key, chat("cached"))
+
+    (row,) = treasury.rows(acme, 1)
+    assert (row["cost_usd"], row["cached_tokens"]) == (Decimal(cost), cached)
+    assert row["usage_flag"] in {flag, "over_cap"}
