@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
+from numbers import Real
 from typing import Any
 
 #: More than any model takes or gives; beyond it a figure is nonsense.
@@ -99,7 +100,7 @@ def _detail(raw: Mapping[str, Any], name: str) -> int:
 
 def _dollars(value: Any) -> Decimal | None:
     """Return a reported charge exactly as its digits say; None for what is no amount."""
-    if isinstance(value, bool) or not isinstance(value, int | str | Decimal | float):
+    if isinstance(value, bool) or not isinstance(value, Real | str | Decimal):
         return None
     try:
         amount = Decimal(str(value))
