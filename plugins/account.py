@@ -5,15 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 from plugins.meter import Meter
 from plugins.policy.grants import Deployment
 from plugins.policy.money import Price
+from plugins.policy.usage import Counted
 
 #: Output tokens of a deployment that states no limit.
 DEFAULT_CAP = 4096
+
+
+class Counts(Protocol):
+    """Counts for a deployment: its prompts, and about what an answer has."""
+
+    async def count(self, body: Mapping[str, Any], size: int) -> Counted: ...
+
+    async def estimate(self, texts: list[str]) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +31,9 @@ class Priced:
 
     deployment: Deployment
     price: Price
+    counter: Counts
     max_output_tokens: int = DEFAULT_CAP
-    tokenizer: str | None = None
     reports_charges: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """Prompt tokens: an upper bound, exact or not."""
-
-    tokens: int
-    exact: bool
 
 
 @dataclass(slots=True)
@@ -69,12 +70,15 @@ class Account:
     Attributes:
         prepared: What was set aside for the first attempt, before LiteLLM was asked.
 
+        size: Bytes of the body's JSON.
+
         attempts: What LiteLLM says of each attempt that was sent -> its hold, in order.
 
         left: Unit -> what the tightest budget has left, as last heard.
     """
 
     body: Mapping[str, Any] = field(repr=False)
+    size: int
     prepared: Attempt | None = None
     attempts: dict[tuple[object, ...], Attempt] = field(default_factory=dict)
     models: set[str] = field(default_factory=set)
@@ -82,7 +86,7 @@ class Account:
     left: dict[str, Decimal] = field(default_factory=dict)
     clamped: bool = False
     downgraded: bool = False
-    counts: dict[str | None, Counted] = field(default_factory=dict)
+    counts: dict[Counts, Counted] = field(default_factory=dict)
 
     @property
     def adjusted(self) -> str:
@@ -97,3 +101,10 @@ class Account:
         """Return what the attempts so far have cost, or still hold."""
         amounts = ((a.cost if a.settled else a.held_usd) for a in self.attempts.values())
         return sum((amount for amount in amounts if amount is not None), Decimal(0))
+
+    async def count(self, priced: Priced) -> Counted:
+        """Return the prompt tokens at a deployment; deployments that count alike count once."""
+        found = self.counts.get(priced.counter)
+        if found is None:
+            found = self.counts[priced.counter] = await priced.counter.count(self.body, self.size)
+        return found

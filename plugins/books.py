@@ -12,14 +12,14 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 from uuid import UUID, uuid4
 
 from plugins import logs
-from plugins.account import Account, Attempt, Counted, Priced
+from plugins.account import Account, Attempt, Priced
 from plugins.ledger import prices
 from plugins.ledger.database import LedgerUnavailable, connect_engine, transaction
 from plugins.ledger.holds import (
@@ -36,7 +36,7 @@ from plugins.policy.call import Call
 from plugins.policy.grants import Deployment
 from plugins.policy.identity import Key
 from plugins.policy.refusal import Refusal, budget_refusal, ledger_unavailable
-from plugins.policy.usage import NOTHING, Usage
+from plugins.policy.usage import NOTHING, Counted, Usage
 from plugins.policy.work import Hosting, TaskType
 from plugins.telemetry import metrics
 
@@ -50,10 +50,6 @@ SELDOM = 300
 DOUBT = 3.0
 
 
-Count = Callable[[Mapping[str, Any], Priced], Awaitable[Counted]]
-Estimate = Callable[[list[str], Priced], int]
-
-
 class Books:
     def __init__(
         self,
@@ -62,8 +58,6 @@ class Books:
         task_types: Mapping[str, TaskType],
         hosting: Mapping[str, Hosting],
         floor: int,
-        count: Count,
-        estimate: Estimate,
     ) -> None:
         self._url = ledger_url
         self._ledger = AsyncLedger(ledger_url)
@@ -71,8 +65,6 @@ class Books:
         self._types = task_types
         self._hosting = hosting
         self._floor = floor
-        self._count = count
-        self._estimate = estimate
         self._price_ids: dict[str, int] = {}
         self._open: dict[UUID, float] = {}  # id -> when it was held, by the monotonic clock
         self._late: deque[tuple[float, Settlement]] = deque()
@@ -82,6 +74,9 @@ class Books:
 
     def start(self) -> None:
         self._thread.start()
+
+    async def count(self, account: Account, deployment_id: str) -> Counted:
+        return await account.count(self._priced[deployment_id])
 
     async def hold(
         self, request_id: str, key: Key, call: Call, account: Account, deployment: Deployment
@@ -94,10 +89,7 @@ class Books:
         price_id = self._price_ids.get(deployment.id)
         if price_id is None:  # no revision is written down yet: the database was never reached
             return ledger_unavailable()
-        prompt = account.counts.get(priced.tokenizer)
-        if prompt is None:
-            prompt = await self._count(account.body, priced)
-            account.counts[priced.tokenizer] = prompt
+        prompt = await account.count(priced)
         wanted = self._wanted(request_id, key, call, account, priced, price_id, prompt)
         self._open[wanted.id] = time.monotonic()
         try:
@@ -225,9 +217,7 @@ class Books:
         if attempt.settled:
             return
         attempt.settled = True
-        settlement = self._settlement(attempt, status, error, billed)
-        attempt.cost = settlement.cost
-        task = self._keep(self._write(settlement, account))
+        task = self._keep(self._close(account, attempt, status, error, billed))
         # The caller may be cancelled; the write goes on.
         await asyncio.shield(task)
 
@@ -244,16 +234,24 @@ class Books:
             attempt.settled = attempt.void = True
             self._keep(self._write(Settlement(attempt.id, "void"), None))
 
-    def _settlement(
-        self, attempt: Attempt, status: str, error: str | None, billed: bool
-    ) -> Settlement:
-        usage = self._used(attempt, status, billed)
+    async def _close(
+        self, account: Account, attempt: Attempt, status: str, error: str | None, billed: bool
+    ) -> None:
+        usage = await self._used(attempt, status, billed)
+        settlement = self._settlement(attempt, usage, status, error)
+        attempt.cost = settlement.cost
+        await self._write(settlement, account)
+
+    @staticmethod
+    def _settlement(attempt: Attempt, usage: Usage, status: str, error: str | None) -> Settlement:
         priced = attempt.priced
         computed = money.cost(usage, priced.price)
         reported = usage.reported if priced.reports_charges else None
         flag = usage.flag
         if usage.source == "provider" and usage.completion > attempt.cap * attempt.outputs:
             flag = flag or "over_cap"
+        if usage.source == "provider" and usage.prompt > attempt.prompt.tokens:
+            flag = flag or "over_count"
         return Settlement(
             attempt.id,
             status,
@@ -271,7 +269,7 @@ class Books:
             attempt.meter.first_byte_at,
         )
 
-    def _used(self, attempt: Attempt, status: str, billed: bool) -> Usage:
+    async def _used(self, attempt: Attempt, status: str, billed: bool) -> Usage:
         """Return what was used: as reported, else as what came lets us estimate."""
         if not billed:
             return NOTHING
@@ -279,9 +277,12 @@ class Books:
         usage = meter.usage()
         if usage is not None and (status == "ok" or usage.completion >= meter.pieces):
             return usage
-        completion = max(self._estimate(meter.texts(), attempt.priced), meter.pieces)
+        estimated = await attempt.priced.counter.estimate(meter.texts())
+        completion = max(estimated, meter.pieces)
         prompt = usage.prompt if usage is not None and usage.prompt else attempt.prompt.tokens
         flag = "no_usage" if status == "ok" else "broken_off"
+        if prompt == attempt.prompt.tokens and not attempt.prompt.exact:
+            flag += ", prompt_bound"
         return Usage(prompt, completion, source="estimated", flag=flag)
 
     async def _write(self, settlement: Settlement, account: Account | None) -> None:

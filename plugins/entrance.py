@@ -14,7 +14,6 @@ from uuid import uuid4
 
 import orjson
 
-from plugins import tokens
 from plugins.account import Account
 from plugins.books import Books
 from plugins.inflight import InFlight
@@ -32,6 +31,8 @@ from plugins.policy.refusal import (
     malformed,
 )
 from plugins.policy.routes import Route
+from plugins.policy.usage import MOST_TOKENS
+from plugins.tokens import context
 
 #: A known tenant that is refused may finish sending up to so many times the largest body.
 _DRAIN_FACTOR = 4
@@ -169,10 +170,11 @@ class Entrance:
         call, cleaned = read
         if call.model in self._catalog.groups:
             note.model = call.model
-        plan = await self._plan(call, key, cleaned, len(body))
+        account = Account(cleaned, len(body))
+        plan = await self._plan(call, key, account)
         if isinstance(plan, Refusal):
             return plan
-        entry = InFlight(key, call, plan, note.id, account=Account(cleaned))
+        entry = InFlight(key, call, plan, note.id, account=account)
         problem = await self._set_aside(entry, call, plan)
         if problem is not None:
             return problem
@@ -262,21 +264,19 @@ class Entrance:
         problem = unreadable_text(document) if suspect else None
         return problem or read_call(route, headers, document, self._limits)
 
-    async def _plan(
-        self, call: Call, key: Key, body: Mapping[str, Any], size: int
-    ) -> Plan | Refusal:
+    async def _plan(self, call: Call, key: Key, account: Account) -> Plan | Refusal:
         plan = make_plan(call, key.tenant.grants, self._catalog)
         if isinstance(plan, Refusal):
             return plan
-        smallest = min(
-            (limit for id_, limit in self._catalog.context.items() if id_ in plan.deployments),
-            default=None,
-        )
         # A token has at least one byte: a short body fits without being counted.
-        if smallest is None or size <= smallest:
+        contexts = self._catalog.context
+        tight = [id_ for id_ in plan.deployments if account.size > contexts.get(id_, MOST_TOKENS)]
+        if not tight:
             return plan
-        prompt_tokens = await asyncio.to_thread(tokens.at_least, body)
-        return make_plan(call, key.tenant.grants, self._catalog, prompt_tokens)
+        at_least = await asyncio.to_thread(context.at_least, account.body)
+        counted = {id_: await self._books.count(account, id_) for id_ in tight}
+        tokens = {id_: c.tokens if c.exact else at_least for id_, c in counted.items()}
+        return make_plan(call, key.tenant.grants, self._catalog, tokens)
 
     async def standing(self, key: Key) -> dict[str, Any] | Refusal:
         """Return what a key may see of itself: its grants, budgets, and today's spend."""

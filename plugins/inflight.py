@@ -47,7 +47,7 @@ class InFlight:
     served_by: Deployment | None = None
     refusal: Refusal | None = None
     failure: Refusal | None = None
-    account: Account = field(default_factory=lambda: Account({}))
+    account: Account = field(default_factory=lambda: Account({}, 0))
 
 
 _current: ContextVar[InFlight | None] = ContextVar("wicketgate_in_flight", default=None)

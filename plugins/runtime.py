@@ -9,14 +9,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, NoReturn
 
-from plugins import bounds, logs, seam
-from plugins.account import DEFAULT_CAP, Counted, Priced
+from plugins import logs, seam
+from plugins.account import DEFAULT_CAP, Priced
 from plugins.books import Books
 from plugins.config import check, settings
 from plugins.config.flags import AUTHENTICATE, DOOR_CLASSES
-from plugins.config.settings import DeploymentEntry
+from plugins.config.settings import DeploymentEntry, TokenizerFiles
 from plugins.entrance import Entrance
 from plugins.gate import Gate
 from plugins.keeper import Keeper
@@ -25,6 +26,9 @@ from plugins.policy.identity import Key
 from plugins.policy.money import Price
 from plugins.policy.plan import Catalog, Plan
 from plugins.telemetry import metrics
+from plugins.tokens import counter
+from plugins.tokens.counter import Counter, NotUsable
+from plugins.tokens.images import rule_for
 
 log = logging.getLogger("wicketgate")
 
@@ -135,13 +139,18 @@ def start() -> None:
     if fatal or path is None:
         die(fatal)
     loaded = settings.load(path)
-    _runtime = build(loaded, os.environ["LEDGER_URL"])
+    try:
+        # Before the first call: reading a large file takes seconds.
+        counters = counters_of(loaded, _folder(path, os.environ))
+    except NotUsable as error:
+        die([str(error)])
+    _runtime = build(loaded, os.environ["LEDGER_URL"], counters)
     seam.wrap_app(lambda app: Gate(app, get().entrance))
     serve_metrics(os.environ)
     threading.Thread(target=_check_when_loaded, name="wicketgate-boot", daemon=True).start()
 
 
-def build(loaded: settings.Settings, ledger_url: str) -> Runtime:
+def build(loaded: settings.Settings, ledger_url: str, counters: Mapping[str, Counter]) -> Runtime:
     entries = loaded.deployments
     runtime = Runtime(
         catalog=Catalog(
@@ -158,12 +167,10 @@ def build(loaded: settings.Settings, ledger_url: str) -> Runtime:
     )
     runtime.books = Books(
         ledger_url,
-        {entry.deployment.id: priced(entry) for entry in entries},
+        {e.deployment.id: priced(e, counters[e.deployment.id]) for e in entries},
         loaded.task_types,
         loaded.hosting,
         loaded.defaults.min_output_tokens,
-        _count,
-        _estimate,
     )
     keeper = Keeper(ledger_url, on_tick=metrics.snapshot_age.set)
     runtime.entrance = Entrance(
@@ -179,7 +186,44 @@ def build(loaded: settings.Settings, ledger_url: str) -> Runtime:
     return runtime
 
 
-def priced(entry: DeploymentEntry) -> Priced:
+def counters_of(loaded: settings.Settings, folder: Path) -> dict[str, Counter]:
+    """Return id -> counter; deployments that count alike share one, and its counts.
+
+    Raises:
+        NotUsable: If a file that an entry names cannot be used.
+    """
+    shared: dict[object, Counter] = {}
+    found = {}
+    for entry in loaded.deployments:
+        alike = (entry.tokenizer, entry.litellm_params.get("model"))
+        if alike not in shared:
+            shared[alike] = counter_of(entry, folder)
+        found[entry.deployment.id] = shared[alike]
+    return found
+
+
+def _folder(path: Path, environ: Mapping[str, str]) -> Path:
+    """Return where relative paths begin: at the admin's file, not at the one made of it."""
+    return Path(environ.get("WICKETGATE_CONFIG") or path).resolve().parent
+
+
+def counter_of(entry: DeploymentEntry, folder: Path) -> Counter:
+    """Return what counts the prompts of a deployment.
+
+    Raises:
+        NotUsable: If the files it names cannot be used.
+    """
+    named = entry.tokenizer or TokenizerFiles()
+    tokenizer, template = counter.load(
+        named.encoding,
+        None if named.file is None else folder / named.file,
+        None if named.chat_template is None else folder / named.chat_template,
+    )
+    rule = rule_for(str(entry.litellm_params.get("model", "")))
+    return Counter(tokenizer, template, rule, openai=named.encoding is not None)
+
+
+def priced(entry: DeploymentEntry, counts: Counter) -> Priced:
     model = str(entry.litellm_params.get("model", ""))
     return Priced(
         entry.deployment,
@@ -189,18 +233,10 @@ def priced(entry: DeploymentEntry) -> Priced:
             entry.cached_input_price,
             entry.cache_write_price,
         ),
+        counts,
         entry.max_output_tokens or DEFAULT_CAP,
-        getattr(entry, "tokenizer", None),
         reports_charges=model.startswith("openrouter/"),
     )
-
-
-async def _count(body: Mapping[str, Any], priced: Priced) -> Counted:
-    return Counted(bounds.at_most(body), exact=False)
-
-
-def _estimate(texts: list[str], priced: Priced) -> int:
-    return bounds.estimate(texts)
 
 
 def serve_metrics(environ: Mapping[str, str]) -> None:

@@ -400,8 +400,8 @@ def live_doors() -> tuple[Any, list[Any]]:
     return proxy_server.user_custom_auth, list(litellm.callbacks)
 
 
-def general_tokenizer() -> Any:
-    """Return the o200k tokenizer whose files come with LiteLLM; needs no network.
+def encoding(name: str) -> Any:
+    """Return one of the encodings whose files come with LiteLLM; needs no network.
 
     INTERNAL: the folder of tokenizer files in the package.
     """
@@ -411,4 +411,4 @@ def general_tokenizer() -> Any:
     os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(folder))
     import tiktoken
 
-    return tiktoken.get_encoding("o200k_base")
+    return tiktoken.get_encoding(name)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, Literal
 
@@ -75,6 +77,7 @@ _SECRET_HEADERS = re.compile(r"(authorization|key|token|secret|cookie)", re.IGNO
 _DUMMIES = frozenset({"", "none", "local", "dummy", "not-needed", "no-key", "sk-no-key-required"})
 _ROAD = "it opens a road to models that no entry labels"
 _FALLBACK_FORM = "expected a list of 'model: [model, ...]'"
+_PRICES = ("input_cost_per_token", "output_cost_per_token")
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,63}")
 
 
@@ -84,8 +87,10 @@ def check_file(path: Path, environ: Mapping[str, str]) -> list[Problem]:
         document = settings.read(path)
     except SettingsError as error:
         return [_problem("fatal", path, None, flaw) for flaw in error.flaws]
-    _, flaws = settings.interpret(document)
+    values, flaws = settings.interpret(document)
     found: list[tuple[Level, Flaw]] = [("fatal", flaw) for flaw in flaws]
+    folder = Path(environ.get("WICKETGATE_CONFIG") or path)
+    found.extend(_tokenizers(folder, values.deployments))
     for rule in (
         *(_flags, _callbacks, _retries, _sections, _entries, _names, _fallbacks),
         *(_master_key, _variables, _not_in_force),
@@ -209,6 +214,42 @@ def _entries(document: Document, environ: Mapping[str, str]) -> Found:
             yield from _labels(entry, place)
             yield from _model_name(entry, place)
             yield from _params(entry, place, environ)
+            yield from _costs(entry, (*place, "model_info"))
+
+
+def _costs(entry: Mapping[str, Any], at: Place) -> Found:
+    """Look for what budgets need to know of an entry."""
+    info = _info(entry)
+    stated = {name: info.get(name) is not None for name in _PRICES}
+    if "engine" in info and not all(stated.values()):
+        absent = next(name for name in _PRICES if not stated[name])
+        remedy = "write 0, or what it is to be charged at: a local engine states both prices"
+        yield "fatal", Flaw((*at, absent), "is not stated", "", remedy)
+    elif not all(stated.values()):
+        absent = next(name for name in _PRICES if not stated[name])
+        remedy = "tenants with a money budget are refused there (price_missing) until it is stated"
+        yield "warning", Flaw((*at, absent), "is not stated", "", remedy)
+    for name in _PRICES:
+        value = info.get(name)
+        with contextlib.suppress(InvalidOperation):
+            if value is not None and Decimal(str(value)) > 1:
+                rule = "is more than a dollar for one token"
+                remedy = "write dollars for one token, not for a million"
+                yield "warning", Flaw((*at, name), rule, shown(value), remedy)
+    if info.get("max_output_tokens") is None:
+        remedy = "a call that names no cap gets 4096"
+        yield "warning", Flaw((*at, "max_output_tokens"), "is not stated", "", remedy)
+
+
+def _tokenizers(path: Path, entries: Iterable[settings.DeploymentEntry]) -> Found:
+    """Look for tokenizer files that are not there."""
+    for number, entry in enumerate(entries):
+        named = entry.tokenizer
+        for name in filter(None, (named.file, named.chat_template) if named else ()):
+            if not (path.resolve().parent / name).is_file():
+                place = (MODEL_LIST, number, "model_info", "tokenizer")
+                remedy = "a path is relative to the configuration file"
+                yield "fatal", Flaw(place, "names a file that is not there", name, remedy)
 
 
 def _labels(entry: Mapping[str, Any], place: Place) -> Found:
@@ -219,10 +260,12 @@ def _labels(entry: Mapping[str, Any], place: Place) -> Found:
             rule = "expected a short label (letters, digits, . _ / : @ -)"
             remedy = f"write {name}: LABEL (what is not labelled is granted to nobody)"
             yield "fatal", Flaw((*place, "model_info", name), rule, shown_in(info, name), remedy)
-    for name in ("input_cost_per_token", "output_cost_per_token", "max_input_tokens"):
-        if info.get(name) is None:
-            remedy = "state it, 0 included: budgets and context limits need it"
-            yield "warning", Flaw((*place, "model_info", name), "is not stated", "", remedy)
+    if info.get("max_input_tokens") is None:
+        remedy = "state it: too long a prompt is then sent, and paid for"
+        yield (
+            "warning",
+            Flaw((*place, "model_info", "max_input_tokens"), "is not stated", "", remedy),
+        )
 
 
 def _model_name(entry: Mapping[str, Any], place: Place) -> Found:

@@ -22,6 +22,8 @@ MAX_DEPTH = 50
 MAX_VALUES = 100_000
 ENV_REFERENCE = "os.environ/"
 MAPPING, SEQUENCE = "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"
+#: Encodings whose files come with LiteLLM.
+ENCODINGS = ("o200k_base", "cl100k_base")
 SUBSECTIONS = ("defaults", "task_types", "hosting", *NOT_IN_FORCE)
 
 
@@ -64,6 +66,21 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """How a deployment's prompts are counted: an encoding, or a file; at most one of them.
+
+    Attributes:
+        file: A tokenizer.json; relative to the configuration file.
+
+        chat_template: A Jinja file; None: the one that lies beside *file*.
+    """
+
+    encoding: str | None = None
+    file: str | None = None
+    chat_template: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DeploymentEntry:
     """One `model_list` entry.
 
@@ -80,6 +97,7 @@ class DeploymentEntry:
     engine: Engine | None = None
     cached_input_price: Decimal | None = None
     cache_write_price: Decimal | None = None
+    tokenizer: TokenizerFiles | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +343,8 @@ def _entry(
     if "engine" in info:
         engine, found = _engine(info["engine"], (*at, "engine"))
         flaws.extend(found)
+    tokenizer, found = _tokenizer(info.get("tokenizer"), (*at, "tokenizer"))
+    flaws.extend(found)
     labels = {name: _label(info.get(name)) for name in ("id", "provider", "region")}
     entry = DeploymentEntry(
         Deployment(
@@ -339,6 +359,7 @@ def _entry(
         engine,
         price("cache_read_input_token_cost"),
         price("cache_creation_input_token_cost"),
+        tokenizer,
     )  # fmt: skip
     return entry, flaws
 
@@ -361,6 +382,22 @@ def _price(
         rule = "expected US dollars for one token, 0 or more"
         return None, [Flaw(place, rule, shown(value))]
     return price, []
+
+
+def _tokenizer(raw: Any, place: Place) -> tuple[TokenizerFiles | None, list[Flaw]]:
+    if raw is None:
+        return None, []
+    if isinstance(raw, str) and raw in ENCODINGS:
+        return TokenizerFiles(encoding=raw), []
+    if isinstance(raw, str) and raw.endswith(".json"):
+        return TokenizerFiles(file=raw), []
+    rule = f"expected {', '.join(ENCODINGS)}, a tokenizer.json, or file and chat_template"
+    if not isinstance(raw, dict) or not isinstance(raw.get("file"), str):
+        return None, [Flaw(place, rule, shown(raw))]
+    flaws = list(unknown(place, raw, ["file", "chat_template"]))
+    if not isinstance(raw.get("chat_template"), str | None):
+        flaws.append(Flaw((*place, "chat_template"), rule, shown(raw["chat_template"])))
+    return (None if flaws else TokenizerFiles(None, **raw)), flaws
 
 
 def _engine(raw: Any, place: Place) -> tuple[Engine | None, list[Flaw]]:

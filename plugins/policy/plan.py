@@ -39,12 +39,16 @@ class Plan:
 
 
 def make_plan(
-    call: Call, grants: Grants, catalog: Catalog, prompt_tokens: int | None = None
+    call: Call,
+    grants: Grants,
+    catalog: Catalog,
+    prompt_tokens: Mapping[str, int] = MappingProxyType({}),
 ) -> Plan | Refusal:
     """Return who may serve *call*, or why nobody may.
 
     Args:
-        prompt_tokens: At the least; None leaves the context limits out of the decision.
+        prompt_tokens: Deployment id -> what the prompt has there, at the least; one that is
+            not named has room for it.
     """
     if call.model not in catalog.groups or not grants.allows_model(call.model):
         return model_not_allowed()
@@ -77,6 +81,6 @@ def context_length_exceeded() -> Refusal:
     )
 
 
-def _fits(deployment: Deployment, catalog: Catalog, prompt_tokens: int | None) -> bool:
+def _fits(deployment: Deployment, catalog: Catalog, prompt_tokens: Mapping[str, int]) -> bool:
     limit = catalog.context.get(deployment.id)
-    return limit is None or prompt_tokens is None or prompt_tokens <= limit
+    return limit is None or prompt_tokens.get(deployment.id, 0) <= limit

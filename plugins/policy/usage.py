@@ -40,6 +40,14 @@ class Usage:
     reported: Decimal | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Prompt tokens before sending: exact, or a number that is not exceeded."""
+
+    tokens: int
+    exact: bool
+
+
 NOTHING = Usage(0, 0, source="none")
 
 

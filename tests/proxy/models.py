@@ -119,6 +119,7 @@ def model_list(providers: Providers) -> list[dict[str, Any]]:
         _entry(a, "dear", "dear-eu", region="eu", prices=(0.0, 1000.0)),
         _entry(a, "cheap", "cheap-eu", region="eu", prices=(0.0, 1.0)),
         _entry(a, "cached", "cached-eu", region="eu", cache_read_input_token_cost=5e-07),
+        _entry(a, "counted", "counted-eu", region="eu", tokenizer="o200k_base"),
         _without_price(_entry(a, "no-price", "no-price-eu", region="eu")),
         _entry(a, "embed", "embed-eu", region="eu", prices=(1.0, 0.0), mode="embedding"),
     ]

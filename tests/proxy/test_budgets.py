@@ -8,6 +8,7 @@ from decimal import Decimal
 
 import httpx
 import pytest
+import tiktoken
 
 from tests.fakes.script import Fault, Script, answers, breaks, fails
 from tests.proxy.calls import chat, completion, embedding, messages, refused, response
@@ -311,7 +312,7 @@ def test_an_answer_without_usage_is_estimated(
     assert (row["status"], row["usage_source"], row["usage_flag"]) == (
         "ok",
         "estimated",
-        "no_usage",
+        "no_usage, prompt_bound",
     )
     assert row["completion_tokens"] >= 34
     assert row["prompt_tokens"] > 0
@@ -543,3 +544,41 @@ def test_cached_and_reasoning_tokens_cost_once(
     (row,) = treasury.rows(acme, 1)
     assert (row["cost_usd"], row["cached_tokens"]) == (Decimal(cost), cached)
     assert row["usage_flag"] in {flag, "over_cap"}
+
+
+TEXT = "Wie viele Wörter hat dieser Satz? 这句话有多少个字? 👋 " * 20
+
+
+@pytest.mark.parametrize(
+    ("short", "cap", "adjusted"), [(0, 200, "none"), (1, 199, "clamped")], ids=["fits", "one-less"]
+)
+def test_a_prompt_is_counted_as_its_model_reads_it(
+    p, providers, new_tenant, treasury, short, cap, adjusted
+):
+    """A budget with room for exactly the counted prompt and the cap is used to the last token."""
+    encoding = tiktoken.get_encoding("o200k_base")
+    prompt = len(encoding.encode(TEXT)) + len(encoding.encode("user")) + 6
+    acme = new_tenant("acme", models=["counted"])
+    budget = treasury.budget(acme, str(prompt + 200 - short), unit="tokens")
+    providers.a.always(answers(prompt, cap))
+    body = chat("counted", max_tokens=200, messages=[{"role": "user", "content": TEXT}])
+
+    answer = p.post("/v1/chat/completions", acme.key, body)
+
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-wg-adjusted"] == adjusted
+    assert providers.a.journal[0].body["max_tokens"] == cap
+    (row,) = treasury.rows(acme, 1)
+    assert row["usage_flag"] is None
+    assert treasury.standing(budget) == (prompt + cap, 0)
+
+
+def test_a_count_that_the_provider_exceeds_is_flagged(p, providers, new_tenant, treasury):
+    """The provider's figure is what counts; that it was not foreseen stands in the row."""
+    acme = new_tenant("acme", models=["counted"])
+    providers.a.always(answers(5000, 1))
+
+    p.post("/v1/chat/completions", acme.key, chat("counted", max_tokens=20))
+
+    (row,) = treasury.rows(acme, 1)
+    assert (row["prompt_tokens"], row["usage_flag"]) == (5000, "over_count")

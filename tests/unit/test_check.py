@@ -690,3 +690,63 @@ def test_every_name_in_the_tables_is_one_of_litellms() -> None:
 
     # Read by litellm-enterprise, which a gateway that exists already may have.
     assert names - words == {"custom_auth_settings"}
+
+
+@pytest.mark.parametrize(
+    ("info", "level", "told"),
+    [
+        pytest.param(
+            {"engine": {"kind": "none", "url": "http://127.0.0.1:1"}, "output_cost_per_token": 0},
+            "fatal",
+            "input_cost_per_token: is not stated",
+            id="a-local-engine-states-its-price",
+        ),
+        pytest.param(
+            {"input_cost_per_token": 1e-6},
+            "warning",
+            "output_cost_per_token: is not stated",
+            id="a-hosted-price-is-missed",
+        ),
+        pytest.param(
+            {"input_cost_per_token": 3, "output_cost_per_token": "15.00"},
+            "warning",
+            "output_cost_per_token: is more than a dollar for one token",
+            id="dollars-for-a-million",
+        ),
+        pytest.param({}, "warning", "max_output_tokens: is not stated", id="no-output-limit"),
+        pytest.param(
+            {"tokenizer": "no/such/tokenizer.json"},
+            "fatal",
+            "tokenizer: names a file that is not there",
+            id="a-tokenizer-that-is-not-there",
+        ),
+        pytest.param(
+            {"tokenizer": "gpt-4o"}, "fatal", "tokenizer: expected o200k_base", id="no-tokenizer"
+        ),
+        pytest.param(
+            {"tokenizer": {"file": "a.json", "templat": "b"}},
+            "fatal",
+            "tokenizer.templat: unknown setting",
+            id="a-misspelt-template",
+        ),
+    ],
+)
+def test_what_budgets_need_to_know_of_an_entry(
+    tmp_path: Path, info: dict[str, Any], level: str, told: str
+) -> None:
+    """Prices, limits and tokenizer files are looked at before the first call."""
+    entry = {
+        "model_name": "m",
+        "litellm_params": {
+            "model": "openai/m",
+            "api_base": "http://127.0.0.1:1",
+            "api_key": "none",
+        },
+        "model_info": {"id": "m-1", "provider": "p", "region": "r", "max_input_tokens": 9, **info},
+    }
+    path = tmp_path / "c.yaml"
+    path.write_text(yaml.safe_dump({"model_list": [entry]}))
+
+    found = [p for p in check.check_file(path, {}) if told in f"{p.path}: {p.rule}"]
+
+    assert [problem.level for problem in found] == [level]

@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 from plugins import inflight
-from plugins.account import Attempt, Counted, Priced
+from plugins.account import Attempt, Priced
 from plugins.entrance import Entrance
 from plugins.gate import Gate
 from plugins.policy.call import Limits
@@ -23,6 +23,8 @@ from plugins.policy.identity import Key, Snapshot, Tenant, digest
 from plugins.policy.money import Price
 from plugins.policy.plan import Catalog
 from plugins.policy.refusal import Refusal
+from plugins.policy.usage import Counted
+from plugins.tokens.counter import Counter
 
 NOW = datetime(2026, 1, 15, 12, tzinfo=UTC)
 SECRET = "sk-wg-" + "A" * 43
@@ -45,7 +47,7 @@ class Books:
     """Has room for every call."""
 
     async def hold(self, *asked: Any) -> Attempt:
-        priced = Priced(DEPLOYMENT, Price(Decimal(0), Decimal(0)))
+        priced = Priced(DEPLOYMENT, Price(Decimal(0), Decimal(0)), Counter())
         return Attempt(uuid4(), priced, Counted(1, exact=True), 100, 1, Decimal(0))
 
     def void_soon(self, attempt: Attempt) -> None:

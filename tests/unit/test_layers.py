@@ -29,8 +29,7 @@ RINGS = {
     "inflight": {"policy", "account"},
     "logs": set(),
     "seam": {"policy", "inflight", "logs"},
-    "tokens": {"seam"},
-    "bounds": {"tokens"},
+    "tokens": {"policy", "seam", "tokens"},
     "keeper": {"policy", "ledger"},
     "events": set(),
     "entrance": {"policy", "ledger", "account", "books", "inflight", "keeper", "tokens"},
@@ -38,7 +37,7 @@ RINGS = {
     "gate": {"policy", "inflight", "entrance", "answer", "logs", "telemetry"},
     "runtime": {
         *("policy", "ledger", "telemetry", "config", "inflight", "logs", "seam"),
-        *("keeper", "entrance", "gate", "account", "books", "bounds"),
+        *("keeper", "entrance", "gate", "account", "books", "tokens"),
     },
     "tenant_grants": {"policy", "inflight", "runtime", "seam", "telemetry"},
     "router_hooks": {"policy", "inflight", "runtime", "seam", "telemetry"},

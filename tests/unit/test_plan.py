@@ -33,6 +33,10 @@ def grants(
     )
 
 
+def everywhere(tokens: int) -> dict[str, int]:
+    return dict.fromkeys(CATALOG.context, tokens)
+
+
 @pytest.mark.parametrize(
     ("allowed", "models", "deployments"),
     [
@@ -112,14 +116,14 @@ def test_a_long_prompt_leaves_out_what_it_does_not_fit(
     prompt_tokens: int, models: tuple[str, ...], deployments: set[str]
 ) -> None:
     """A deployment with too short a context is not tried."""
-    plan = make_plan(Call("chat"), grants("chat"), CATALOG, prompt_tokens)
+    plan = make_plan(Call("chat"), grants("chat"), CATALOG, everywhere(prompt_tokens))
 
     assert plan == Plan(models, frozenset(deployments))
 
 
 def test_a_prompt_longer_than_every_context_is_refused() -> None:
     """Nothing is sent that cannot be answered."""
-    refusal = make_plan(Call("chat"), grants("chat"), CATALOG, 1001)
+    refusal = make_plan(Call("chat"), grants("chat"), CATALOG, everywhere(1001))
 
     assert isinstance(refusal, Refusal)
     assert refusal.code == "context_length_exceeded"
@@ -127,6 +131,6 @@ def test_a_prompt_longer_than_every_context_is_refused() -> None:
 
 def test_a_granted_fallback_with_room_takes_a_long_prompt() -> None:
     """The group asked for drops out; the next one leads."""
-    plan = make_plan(Call("chat"), grants("chat", "backup"), CATALOG, 1001)
+    plan = make_plan(Call("chat"), grants("chat", "backup"), CATALOG, everywhere(1001))
 
     assert plan == Plan(("backup",), frozenset({"backup-1", "local-1"}))

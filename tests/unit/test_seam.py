@@ -233,6 +233,6 @@ def test_litellms_errors_have_the_names_we_tell_them_by() -> None:
     assert litellm.ContextWindowExceededError.__name__ == ContextWindowExceededError.__name__
 
 
-def test_the_general_tokenizer_needs_no_network() -> None:
+def test_the_encodings_need_no_network() -> None:
     """Its file comes with LiteLLM."""
-    assert len(seam.general_tokenizer().encode_ordinary("word " * 1000)) in range(900, 1100)
+    assert len(seam.encoding("o200k_base").encode_ordinary("word " * 1000)) in range(900, 1100)

@@ -54,7 +54,7 @@ def _count(text: str) -> int:
 
 @cache
 def _encoding() -> Any:
-    return seam.general_tokenizer()
+    return seam.encoding("o200k_base")
 
 
 def _texts(body: Mapping[str, Any]) -> list[str]:
