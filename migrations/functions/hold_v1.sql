@@ -58,9 +58,11 @@ BEGIN
         SELECT id INTO v_task FROM wicketgate.tasks WHERE tenant_id = p_tenant AND name = p_task;
         v_new_task := v_task IS NULL;
     END IF;
-    v_prompt_usd := p_prompt * CASE WHEN p_writes_cache
-        THEN greatest(v_price.input_price, v_price.cache_write_price)
-        ELSE v_price.input_price END;
+    -- At the dearest rate its tokens may be charged at. greatest() passes over NULL, but without
+    -- an input price the others are not enough.
+    v_prompt_usd := p_prompt * CASE WHEN v_price.input_price IS NOT NULL THEN greatest(
+        v_price.input_price, v_price.cached_price,
+        CASE WHEN p_writes_cache THEN v_price.cache_write_price END) END;
     v_token_usd := p_outputs * CASE WHEN p_cap = 0 THEN coalesce(v_price.output_price, 0)
         ELSE v_price.output_price END;
     cap := p_cap;
