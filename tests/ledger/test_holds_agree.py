@@ -163,6 +163,10 @@ TABLE = {
     "down to the floor it is shrunk": ([usd("0.0017")], asked(), "held", 16),
     "below the floor never fits": ([usd("0.00169")], asked(), "request_too_large", None),
     "below the floor for now": ([usd("1", "0.9984")], asked(), "budget_exceeded", None),
+    "what just fits an empty window is not too large": (
+        *([usd("0.0017", "0.0001")], asked()),
+        *("budget_exceeded", None),
+    ),
     "a cap below the floor is its own floor": ([usd("0.0011")], asked(cap=10), "held", 10),
     "a cap below the floor is not shrunk": (
         *([usd("1", "0.99891")], asked(cap=10)),
