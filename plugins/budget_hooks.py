@@ -108,8 +108,11 @@ class BudgetHooks(CustomLogger):
             return
         meter, account = attempt.meter, entry.account
         asked = (account.body.get("stream_options") or {}).get("include_usage") is True
+        source = None
         try:
             async for piece in response:
+                if meter.first_byte_at is None:
+                    source = seam.usage_source(response)
                 meter.see(piece)
                 if asked or not seam.only_usage(piece):
                     yield piece
@@ -121,7 +124,7 @@ class BudgetHooks(CustomLogger):
             status = "partial" if meter.pieces else "failed"
             await running.books.settle(account, attempt, status, "upstream_error")
             raise
-        if seam.usage_is_a_guess(response):
+        if seam.usage_is_a_guess(source):
             meter.forget_usage()
         await running.books.settle(account, attempt, "ok")
 

@@ -205,19 +205,52 @@ def only_usage(piece: Any) -> bool:
     return not any(choice.text or choice.finish_reason for choice in piece.choices)
 
 
-def usage_is_a_guess(stream: Any) -> bool:
+#: Where LiteLLM's streams keep the stream that they read from.
+_INNER = ("litellm_custom_stream_wrapper", "completion_stream", "inner", "_async_generator")
+_INNER += ("_billing_source",)
+_MOST_LAYERS = 20
+
+
+def usage_source(stream: Any) -> Any:
+    """Return the part of a stream that knows where its usage comes from; None: there is none.
+
+    To be asked for in the middle of a stream: a generator shows nothing before and after.
+
+    INTERNAL: the names in `_INNER`, the frames of LiteLLM's generators, and what marks the part:
+    `chunks` of a chat or completion, `completed_response` of `/v1/responses`.
+    """
+    waiting = [stream]
+    for _ in range(_MOST_LAYERS):
+        if not waiting:
+            return None
+        found = waiting.pop(0)
+        if isinstance(getattr(found, "chunks", None), list):
+            return found
+        bridged = getattr(found, "litellm_custom_stream_wrapper", None) is not None
+        if hasattr(found, "completed_response") and hasattr(found, "finished") and not bridged:
+            return found
+        inner = [getattr(found, name, None) for name in _INNER]
+        frame = getattr(found, "ag_frame", None)
+        if frame is not None:
+            inner.extend(v for v in frame.f_locals.values() if hasattr(v, "__aiter__"))
+        waiting.extend(item for item in inner if item is not None)
+    return None
+
+
+def usage_is_a_guess(source: Any) -> bool:
     """Tell whether the usage a stream ended with is LiteLLM's own estimate.
 
-    INTERNAL: `chunks`, which LiteLLM's stream of a chat or completion keeps; other streams
-    have none, and pass on only what a provider said.
+    In `/v1/responses` a provider says how much of it was cached and how much reasoning;
+    LiteLLM's estimate does not.
     """
-    while stream is not None and getattr(stream, "chunks", None) is None:
-        stream = getattr(stream, "completion_stream", None)
-    chunks = getattr(stream, "chunks", None)
-    if not isinstance(chunks, list) or not chunks:
-        return False
-    usages = (getattr(chunk, "usage", None) for chunk in chunks)
-    return not any(getattr(usage, "total_tokens", 0) for usage in usages if usage is not None)
+    chunks = getattr(source, "chunks", None)
+    if isinstance(chunks, list):
+        usages = (getattr(chunk, "usage", None) for chunk in chunks)
+        return bool(chunks) and not any(getattr(u, "total_tokens", 0) for u in usages if u)
+    response = getattr(getattr(source, "completed_response", None), "response", None)
+    usage = getattr(response, "usage", None)
+    details = ("input_tokens_details", "output_tokens_details")
+    return usage is not None and all(getattr(usage, name, None) is None for name in details)
 
 
 def never_sent(error: BaseException) -> bool:

@@ -8,8 +8,8 @@ from decimal import Decimal
 
 import httpx
 import pytest
-import tiktoken
 
+from plugins import seam
 from tests.fakes.script import Fault, Script, answers, breaks, fails
 from tests.proxy.calls import chat, completion, embedding, messages, refused, response
 from tests.proxy.launch import eventually
@@ -295,6 +295,10 @@ def test_a_request_caps_its_own_cost(p, providers, new_tenant, treasury):
         pytest.param("/v1/chat/completions", chat, False, id="chat"),
         pytest.param("/v1/chat/completions", chat, True, id="chat-stream"),
         pytest.param("/v1/completions", completion, False, id="completions"),
+        pytest.param("/v1/completions", completion, True, id="completions-stream"),
+        pytest.param("/v1/messages", messages, False, id="messages-bridged"),
+        pytest.param("/v1/messages", messages, True, id="messages-bridged-stream"),
+        pytest.param("/v1/responses", response, True, id="responses-stream"),
     ],
 )
 def test_an_answer_without_usage_is_estimated(
@@ -556,7 +560,7 @@ def test_a_prompt_is_counted_as_its_model_reads_it(
     p, providers, new_tenant, treasury, short, cap, adjusted
 ):
     """A budget with room for exactly the counted prompt and the cap is used to the last token."""
-    encoding = tiktoken.get_encoding("o200k_base")
+    encoding = seam.encoding("o200k_base")
     prompt = len(encoding.encode(TEXT)) + len(encoding.encode("user")) + 6
     acme = new_tenant("acme", models=["counted"])
     budget = treasury.budget(acme, str(prompt + 200 - short), unit="tokens")

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiktoken
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from plugins import seam
 from plugins.config.settings import DeploymentEntry, TokenizerFiles
 from plugins.policy.grants import Deployment
 from plugins.runtime import counter_of
@@ -186,7 +186,7 @@ def test_without_a_file_bytes_are_the_bound() -> None:
 
 def test_an_encoding_counts_as_openai_documents() -> None:
     """Three tokens around a message, its role, its text, and three before the answer."""
-    encoding = tiktoken.get_encoding("o200k_base")
+    encoding = seam.encoding("o200k_base")
     text = "How many tokens has this? Ça va, 你好."
 
     counted = counting(TokenizerFiles(encoding="o200k_base")).count_now(chat(text))
