@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from itertools import count
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -94,6 +95,7 @@ class Holds(RuleBasedStateMachine):
         super().__init__()
         self.conn = conn
         self.at = EVENING
+        self.numbers = count(1)
         self.open: dict[UUID, Open] = {}
         self.closed: dict[UUID, str] = {}  # id -> status
 
@@ -138,7 +140,8 @@ class Holds(RuleBasedStateMachine):
     def hold(self, prompt: int, cap: int, floor: int, outputs: int) -> None:
         asked = Open([("usd", self.at.date()), ("tokens", None)], *self.prices, prompt, 0)
         fit = self.model.hold(asked, cap, floor, outputs)
-        attempt = uuid4()
+        # Not a random id: a failing order must be found again.
+        attempt = UUID(int=next(self.numbers))
 
         row: Any = self.conn.execute(
             "SELECT verdict, cap, held_usd, held_tokens FROM wicketgate.hold_v1(%s, %s, 1, true,"
