@@ -63,7 +63,7 @@ def seed(conn: psycopg.Connection, price: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_five_million_attempts(open_shop: Callable[..., Shop], ledger_url: str) -> None:
-    """Every question is answered in less than a second; the plan of one that is not is shown."""
+    """Every question is answered in less than a second; its plan is shown."""
     zones = ("UTC", "Europe/Berlin", "Asia/Kolkata", "America/Los_Angeles")
     shops = [open_shop(f"t-{number}", zones[number % 4]) for number in range(TENANTS)]
     with psycopg.connect(ledger_url, autocommit=True) as conn:
@@ -77,5 +77,6 @@ def test_five_million_attempts(open_shop: Callable[..., Shop], ledger_url: str) 
                 conn.execute(question).fetchall()
                 taken.append(perf_counter() - start)
             plan = conn.execute(f"EXPLAIN {question}").fetchall()
-            print(f"{min(taken):.3f} s  {question}")
-            assert min(taken) < 1, "\n".join([question, *(line for (line,) in plan)])
+            shown = "\n".join([f"{min(taken):.3f} s  {question}", *(f"    {p}" for (p,) in plan)])
+            print(shown)
+            assert min(taken) < 1, shown
