@@ -165,16 +165,18 @@ class Holds(RuleBasedStateMachine):
         status=st.sampled_from(["ok", "ok", "partial", "failed", "cancelled", "void"]),
     )
     def settle(self, data: st.DataObject, status: str) -> None:
-        """At what it used; what failed or was never sent used nothing."""
+        """At what it used; a void attempt used nothing, whatever is said of it."""
         attempt, held = data.draw(st.sampled_from(sorted(self.open.items())), "attempt")
-        prompt = completion = 0
-        if status not in {"failed", "void"}:
-            prompt = data.draw(st.integers(0, held.prompt), "prompt")
-            # A provider may count more than was held, and that is charged.
-            completion = data.draw(st.integers(0, held.completion + 5), "completion")
+        # A provider may count more than was held, and that is charged.
+        completion = data.draw(st.integers(0, held.completion + 5), "completion")
+        prompt = data.draw(st.integers(0, held.prompt), "prompt")
+        if status == "failed":
+            prompt = completion = 0
 
         assert self.settled(attempt, status, prompt, completion, held) is True
 
+        if status == "void":
+            prompt = completion = 0
         self.model.settle(self.open.pop(attempt), prompt, completion)
         self.closed[attempt] = status
 
