@@ -206,8 +206,10 @@ def only_usage(piece: Any) -> bool:
 
 
 #: Where LiteLLM's streams keep the stream that they read from.
-_INNER = ("litellm_custom_stream_wrapper", "completion_stream", "inner", "_async_generator")
-_INNER += ("_billing_source",)
+_INNER = (
+    *("litellm_custom_stream_wrapper", "completion_stream", "inner", "_async_generator"),
+    "_billing_source",
+)
 _MOST_LAYERS = 20
 
 
