@@ -1,6 +1,7 @@
 """Make the virtual environment from the lock, then become the command. Standard library only.
 
-Called by `deploy/up`, `deploy/test` and `deploy/admin` with their own name as first argument.
+Called by `deploy/up`, `deploy/test` and `deploy/admin` with their own name as first argument, and
+by the commands in `bench/` with `bench` and their name.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ LOCKS = {
     "up": "requirements.lock",
     "admin": "requirements.lock",
     "test": "test.lock",
+    "bench": "requirements.lock",
     # Called by `deploy/up --demo`, for the environment it runs in.
     "demo": "demo.lock",
 }
@@ -59,6 +61,9 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if command == "test":
         return run_tests(python, rest)
+    if command == "bench":
+        name, *rest = rest
+        return become(python, f"bench.{name}", rest)
     # From where the caller stands: that is where the files it names are.
     return become(python, "plugins.setup.launcher" if command == "up" else "plugins.admin", rest)
 

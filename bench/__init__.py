@@ -1,0 +1,1 @@
+"""What the gateway costs over bare LiteLLM, measured side by side."""
